@@ -40,7 +40,7 @@ PATIENCE_S = 1800.0
 # A sketch is over in two minutes, whatever the machine: what is left is shared among those to come.
 QUICK_S = 105.0
 DISTRIBUTIONS = (
-    *("numpy", "pycuda", "cuda-bindings", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
+    *("numpy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
     *("tensorrt-rtx-cu12-bindings", "opencv-python-headless", "cupy-cuda13x", "cupy-cuda12x"),
 )
 
@@ -117,7 +117,6 @@ def this_machine() -> dict[str, Any]:
             "integrated": device.integrated,
             "driver": driver_version(),
             "cuda_of_driver": version_text(device.driver_version),
-            "binding": f"pycuda {pycuda_origin()}",
         }
     finally:
         devices.close()
@@ -210,15 +209,6 @@ def goal_text(goal: dict[str, Any]) -> str:
 
 def tail(text: str, lines: int = 40) -> str:
     return "\n".join(text.rstrip().splitlines()[-lines:])
-
-
-def pycuda_origin() -> str:
-    """Its version, or that it is the tests' own."""
-    import pycuda  # noqa: PLC0415 - the driver has been opened with it
-
-    if "SIMULATION" in (pycuda.__doc__ or ""):
-        return "stand-in, tests/simulated_gpu over ctypes"
-    return str(pycuda.VERSION_TEXT)
 
 
 def driver_version() -> str:

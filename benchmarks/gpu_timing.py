@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import time
 from typing import TYPE_CHECKING
@@ -33,8 +34,10 @@ class GpuClock:
         self.repeats = 1 if quick else REPEATS
         self._pieces = 2 if quick else PIECES
         self.stream = Stream(device)
-        with device.current("make timed events"):
-            self._begin, self._end = device.driver.Event(), device.driver.Event()
+        self._begin, self._end = (
+            device.make(self, "make a timed event", "cuEventCreate", "cuEventDestroy_v2", 0)[0]
+            for _ in range(2)
+        )
         nbytes = 1 << 20 if quick else min(1 << 30, device.total_memory_bytes // 16)
         self._busy = DeviceMemory(device, nbytes)
         self._busy_ms = 0.0
@@ -52,7 +55,7 @@ class GpuClock:
             for number in range(self._pieces):
                 piece(number)
 
-        with self.device.current("measure"):
+        with self.device:
             began = time.perf_counter()
             pieces()
             host_ms = 1e3 * (time.perf_counter() - began)
@@ -64,12 +67,18 @@ class GpuClock:
     def _ms(self, work: Callable[[], None], busy: int = 0) -> float:
         for _ in range(busy):
             self.stream.fill(self._busy)
-        with self.device.current("measure"):
-            self._begin.record(self.stream.raw)
+        with self.device:
+            self._record(self._begin)
             work()
-            self._end.record(self.stream.raw)
-            self._end.synchronize()
-            return float(self._end.time_since(self._begin))
+            self._record(self._end)
+            self.device.call("measure", "cuEventSynchronize", self._end)
+            ms = ctypes.c_float()
+            begin, end = ctypes.c_void_p(self._begin), ctypes.c_void_p(self._end)
+            ctypes.CDLL("libcuda.so.1").cuEventElapsedTime(ctypes.byref(ms), begin, end)
+            return ms.value
+
+    def _record(self, event: int) -> None:
+        self.device.call("measure", "cuEventRecord", event, self.stream.handle)
 
 
 def host_ms(work: Callable[[], object], repeats: int = REPEATS) -> float:

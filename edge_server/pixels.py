@@ -172,11 +172,8 @@ class Image:
     def of_packed(
         pixel_format: PixelFormat, pixels: NDArray[np.uint8], colour: Colour = Colour()
     ) -> Image:
-        """Return the image of a packed array, see `PixelFormat`, which is not copied.
-
-        Raises:
-            ValueError: the array does not have the format's shape.
-        """
+        """Return the image of a packed array, see `PixelFormat`, which is not copied; raise
+        ValueError where it does not have the format's shape."""
         rows, width, channels = pixels.shape
         expected = {PixelFormat.BGR: 3, PixelFormat.YUY2: 2}.get(pixel_format, 1)
         if channels != expected or (pixel_format.is_subsampled and (rows % 3 or width % 2)):

@@ -29,11 +29,8 @@ NO_PARAMETERS: Parameters = MappingProxyType({})
 
 
 class SequencePlace(msgspec.Struct, frozen=True):
-    """The position of a request in its sequence.
-
-    Attributes:
-        id: the correlation id; 0 and the empty string mean no sequence.
-        generated: the id is the server's own, for a request that came without one.
+    """The position of a request in its sequence, by its correlation id; 0 and the empty string mean
+    no sequence. An id that is `generated` is the server's, for a request that came without one.
     """
 
     id: int | str
@@ -49,9 +46,8 @@ class Cancellation(Protocol):
     def cancelled(self) -> bool: ...
 
     def when_cancelled(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the caller has cancelled, at once if it already has.
-
-        `callback` may also be called after the caller got its response, and on any thread.
+        """Call `callback` once the caller has cancelled, at once if it already has; on any thread,
+        and maybe after the caller got its response.
         """
         ...
 
@@ -231,12 +227,10 @@ class Reply(Generic[T]):
         return self._over.wait(timeout_s)
 
     def wait(self, request: InferRequest) -> T:
-        """Return the response to `request`.
+        """Return the response to `request`, or raise the error that the model responded with.
 
-        Raises:
-            EdgeServerError: the model responded with it, or with nothing.
-            DeadlineExceeded, Cancelled: no response came before the request's deadline or the
-                caller's cancellation.
+        Raises: DeadlineExceeded, Cancelled: none came before the deadline or the caller's
+        cancellation.
         """
         if request.cancellation is not None and not self._over.is_set():
             # Also called once the request has its response, and then without effect.

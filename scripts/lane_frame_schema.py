@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 
-from edge_server.mqtt.publisher import SCHEMA as HEALTH_SCHEMA
+from edge_server.mqtt.payloads import HEALTH_SCHEMA
 from edge_server.pipeline.messages import EVENT_SCHEMA, LANES_SCHEMA
 from edge_server.proto.edge.lanes.v1 import health_pb2, lanes_pb2
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import logging
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from typing import TYPE_CHECKING
 
@@ -160,20 +158,12 @@ def kernels_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-# Where the real pycuda is installed, it runs over the simulated driver, too.
-@pytest.fixture(params=["simulated"] + ["real"] * bool(importlib.util.find_spec("pycuda")))
+@pytest.fixture
 def simulated_gpu(
-    request: pytest.FixtureRequest,
-    simulated_libcuda: SimulatedGpu,
-    monkeypatch: pytest.MonkeyPatch,
+    simulated_libcuda: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SimulatedGpu]:
     """A GPU that is simulated, in this process, until the test ends."""
     simulated_libcuda.reset()
-    if request.param == "simulated":
-        monkeypatch.syspath_prepend(SIMULATED_GPU)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pycuda"]:
-        del sys.modules[name]
+    monkeypatch.syspath_prepend(SIMULATED_GPU)
     yield simulated_libcuda
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pycuda"]:
-        del sys.modules[name]
     simulated_libcuda.set("init=100")

@@ -157,8 +157,7 @@ class CallThreads(Executor):
     def submit(  # type: ignore[override]  # grpc wants `add_done_callback` of a future, no more
         self, call: Callable[..., object], /, *args: Any, **kwargs: Any
     ) -> CallTask:
-        """Run `call` on an idle thread, on a new one, or on the first that becomes idle; that also
-        where the system gives no new one.
+        """Run `call` on an idle thread, on a new one, or on the first that becomes idle.
 
         Raises: RuntimeError: the executor has been shut down.
         """

@@ -1,6 +1,6 @@
 """The backend interface: Backend → Model → Instance.
 
-A backend that only computes tensors writes `run` and wraps it in `TensorInstance`; a backend that
+A backend that only computes tensors writes a function and wraps it in `TensorModel`; one that
 responds in its own order (Python models, decoupled models) implements `Instance`.
 """
 
@@ -23,22 +23,18 @@ from edge_server.errors import (
     NotFound,
     Unavailable,
 )
-from edge_server.model_config.config import BatchInputKind
 from edge_server.model_config.fields import ALLOW_INTERFACE_CHANGE
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
 from edge_server.settings.mistakes import value_mistake
-from edge_server.tensors import Tensor, element_count, shape_text
+from edge_server.tensors import Tensor, shape_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from edge_server.gpu.device import Devices
-    from edge_server.model_config.config import BatchInput, ModelConfig, Placement, RaggedBatching
+    from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
-    from edge_server.requests import InferRequest, Respond
+    from edge_server.requests import Respond
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors, frozenset[str]], Tensors]
@@ -53,15 +49,14 @@ class Copied(Protocol):
 
 
 def not_counted(direction: CopyDirection, n_bytes: int) -> None:
-    """Discard the count: a `Copied` for copies that belong to no model's statistics."""
+    """A `Copied` for copies that belong to no model's statistics."""
 
 
 def no_progress(text: str) -> None:
-    """Discard the text: a `ProgressCallback` for a load whose progress is not shown."""
+    """A `ProgressCallback` for a load whose progress is not shown."""
 
 
 def all_on_host(tensors: Tensors, copied: Copied) -> Tensors:
-    """Return `tensors` on the host; see `on_host`."""
     for tensor in tensors.values():
         if not isinstance(tensor.array, np.ndarray):
             return {name: on_host(tensor, copied) for name, tensor in tensors.items()}
@@ -94,15 +89,13 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     """One validated request as an instance receives it.
 
     Attributes:
-        inputs: tensors in their full shapes, batch dimension included, with those that the
-            scheduler adds (sequence controls, state). Some may be on a device: see `host_inputs`.
-        respond: called with the outputs or an error, and whether that was the last response.
+        inputs: in their full shapes, batch dimension included, with those that the scheduler adds
+            (sequence controls, state). Some may be on a device: see `host_inputs`.
         request: the caller's request: id, parameters, sequence, deadline, cancellation.
         models: the other models, pinned for the life of this request.
         copied: called for each copy between host and device, except those made by `host_inputs`.
         reschedule: to be called during `execute` where the request shall run again, with what is
-            to be called where it will not; its `respond` stays the same in every run. None where
-            the scheduler runs each request once.
+            to be called where it will not; None where the scheduler runs each request once.
     """
 
     inputs: Tensors
@@ -176,11 +169,7 @@ class Model(Protocol):
     """One loaded version. A model makes instances and is closed once, after its last instance."""
 
     def make_instance(self, name: str, placement: Placement) -> Instance:
-        """Return a new instance on `placement`.
-
-        Raises:
-            EdgeServerError: the instance cannot be made there; the text gives the reason.
-        """
+        """Return a new instance on `placement`."""
         ...
 
     def not_ready_reason(self) -> str:
@@ -214,25 +203,6 @@ def interrupt(model: Model | None, before: float = inf) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class LoadContext:
-    """One version of a model to load, and what of the daemon its backend may use.
-
-    Attributes:
-        progress: reports the progress of a load that takes minutes, as one line: the text is the
-            model's reason in the repository index until the next call; an empty text clears the
-            reason. The backend may call it on any thread, and while instances are made; a call
-            outside a load of the model has no effect. A backend that loads at once ignores it.
-        server: for a model that sends requests to other models or loads them.
-    """
-
-    directory: Path
-    config: ModelConfig
-    devices: Devices
-    progress: ProgressCallback
-    server: ServerContext
-
-
 class Backend(Protocol):
     """Completes and loads the models of one kind. A module can be a backend."""
 
@@ -254,79 +224,63 @@ class Backend(Protocol):
         ...
 
 
-def run_joined(
-    run: Run,
-    requests: Sequence[ExecuteRequest],
-    join: Callable[[Sequence[Tensors]], Tensors],
-    split: Callable[[Tensors, Sequence[Tensors]], Sequence[Tensors]],
-) -> Phases:
-    """Run `requests` as one, and respond to each; an error goes to all of them.
-
-    Args:
-        join: returns the inputs of the run, from the inputs of each request.
-        split: returns each request's outputs, from those of the run and the inputs of each request.
-    """
-    began = joined_at = time.monotonic_ns()
-    wanted = frozenset().union(*(request.outputs for request in requests))
-    try:
-        inputs = [request.host_inputs() for request in requests]
-        joined = join(inputs)
-        joined_at = time.monotonic_ns()
-        made = run(joined, wanted)
-        ran_at = time.monotonic_ns()
-        parts = split(made, inputs)
-    except EdgeServerError as error:
-        for request in requests:
-            request.respond(error, True)
-        return Phases(joined_at - began, time.monotonic_ns() - joined_at, 0)
-    for request, part in zip(requests, parts, strict=True):
-        request.respond(part, True)
-    return Phases(joined_at - began, ran_at - joined_at, time.monotonic_ns() - ran_at)
-
-
 class TensorInstance(Instance):
     """An `Instance` over a function from tensors to tensors.
 
-    Several requests are joined along the batch dimension, executed once, and split again.
+    Several requests are joined along the batch dimension, executed once, and split again; an error
+    goes to all of them.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
-        if len(requests) > 1:
-            return run_joined(self._run, requests, _join, lambda made, _: _split(made, requests))
-        (request,) = requests
-        made: Tensors | EdgeServerError
+    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
+        began_ns = joined_ns = time.monotonic_ns()
+        wanted = frozenset[str]().union(*(request.outputs for request in requests))
         try:
-            made = self._run(request.host_inputs(), request.outputs)
+            inputs = [request.host_inputs() for request in requests]
+            joined = self.join(inputs)
+            joined_ns = time.monotonic_ns()
+            made = self._run(joined, wanted)
+            ran_ns = time.monotonic_ns()
+            parts = self.split(made, inputs)
         except EdgeServerError as error:
-            made = error
-        request.respond(made, True)
-        return None
+            for request in requests:
+                request.respond(error, True)
+            return Phases(joined_ns - began_ns, time.monotonic_ns() - joined_ns, 0)
+        for request, part in zip(requests, parts, strict=True):
+            request.respond({name: part[name] for name in request.outputs if name in part}, True)
+        return Phases(joined_ns - began_ns, ran_ns - joined_ns, time.monotonic_ns() - ran_ns)
+
+    def join(self, inputs: Sequence[Tensors]) -> Tensors:
+        """Return the inputs of the run, from the inputs of each request."""
+        if len(inputs) == 1:
+            return inputs[0]
+        return {
+            name: Tensor(np.concatenate([each[name].array for each in inputs]))
+            for name in inputs[0]
+        }
+
+    def split(self, made: Tensors, inputs: Sequence[Tensors]) -> Sequence[Tensors]:
+        """Return each request's outputs, from those of the run and the inputs of each request."""
+        if len(inputs) == 1:
+            return [made]
+        counts = [next(iter(each.values())).shape[0] for each in inputs]
+        parts = {name: rows_of(name, tensor.array, counts) for name, tensor in made.items()}
+        return [
+            {name: Tensor(arrays[at]) for name, arrays in parts.items()}
+            for at in range(len(inputs))
+        ]
 
 
-def _join(inputs: Sequence[Tensors]) -> Tensors:
-    return {
-        name: Tensor(np.concatenate([each[name].array for each in inputs])) for name in inputs[0]
-    }
-
-
-def _split(made: Tensors, requests: Sequence[ExecuteRequest]) -> list[Tensors]:
-    ends = np.cumsum([_rows(request) for request in requests]).tolist()
-    for name, tensor in made.items():
-        if not tensor.shape or tensor.shape[0] != ends[-1]:
-            raise InternalError(
-                f"output '{name}' has shape {list(tensor.shape)} for a batch of {ends[-1]}"
-            )
-    return [
-        {name: Tensor(made[name].array[begin:end]) for name in request.outputs}
-        for request, begin, end in zip(requests, [0, *ends], ends, strict=False)
-    ]
-
-
-def _rows(request: ExecuteRequest) -> int:
-    return next(iter(request.inputs.values())).shape[0]
+def rows_of(name: str, array: Any, counts: Sequence[int]) -> list[Any]:
+    """Split output `name` of a batch into parts of `counts` rows."""
+    ends = np.cumsum([0, *counts]).tolist()
+    if array.shape[:1] != (ends[-1],):
+        raise InternalError(
+            f"output '{name}' has shape {shape_text(array.shape)} for a batch of {ends[-1]}"
+        )
+    return [array[begin:end] for begin, end in pairwise(ends)]
 
 
 class TensorModel(Model):
@@ -388,9 +342,6 @@ class ServerContext(Protocol):
 
         Args:
             unload_dependents: also unload the models that `name` depends on.
-
-        Raises:
-            EdgeServerError: the control mode does not allow unloading.
         """
         ...
 
@@ -423,6 +374,26 @@ class Alone:
 
 STANDALONE = Alone()
 
+
+@dataclass(frozen=True)
+class LoadContext:
+    """One version of a model to load, and what of the daemon its backend may use.
+
+    Attributes:
+        progress: reports the progress of a load that takes minutes, as one line: the text is the
+            model's reason in the repository index until the next call; an empty text clears the
+            reason. The backend may call it on any thread, and while instances are made; a call
+            outside a load of the model has no effect. A backend that loads at once ignores it.
+        server: for a model that sends requests to other models or loads them.
+    """
+
+    directory: Path
+    config: ModelConfig
+    devices: Devices
+    progress: ProgressCallback = no_progress
+    server: ServerContext = STANDALONE
+
+
 # Valid for every model, whatever its backend: the limit on the median latency of the model's golden
 # requests; a slower version is not published.
 GOLDEN_MAX_LATENCY_MS = "golden_max_latency_ms"
@@ -438,14 +409,15 @@ P = TypeVar("P", bound=BackendParameters)
 
 
 def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[BackendParameters]) -> None:
-    """Check the configuration's parameters against `kind`, so that `read_parameters` succeeds.
+    """Check the configuration's parameters against `kind`, so that `parameters_of` succeeds.
 
     Raises:
         ModelConfigError: a parameter is unknown, or its value does not fit its type; the text names
             the file.
     """
+    own = {k: v for k, v in config.parameters.items() if k not in OF_EVERY_MODEL}
     try:
-        read_parameters(config, kind)
+        msgspec.convert(own, kind, strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_encode_fields__) or "none"
         mistake = value_mistake(str(error), config.parameters)
@@ -461,120 +433,6 @@ def ours(config: ModelConfig, kind: type[BackendParameters]) -> ModelConfig:
     return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
 
 
-def read_parameters(config: ModelConfig, kind: type[P]) -> P:
-    """Return the configuration's parameters as `kind`; `check_parameters` has validated them."""
-    own = {k: v for k, v in config.parameters.items() if k not in OF_EVERY_MODEL}
-    return msgspec.convert(own, kind, strict=False)
-
-
-def own_parameters(config: ModelConfig, kind: type[P]) -> P:
-    """Return the parameters that `kind` knows; all others belong to somebody else."""
-    return read_parameters(ours(config, kind), kind)
-
-
-class RaggedInstance(Instance):
-    """An `Instance` over a function from tensors to tensors.
-
-    A ragged input is one list of the elements of all requests, in order; other inputs are joined
-    along the batch dimension. A batch of one request is made in the same way. Batch inputs are made
-    from the requests' shapes. Of a batch output each request gets as many elements as the shape of
-    its source input says, of other outputs its rows.
-    """
-
-    def __init__(self, run: Run, config: ModelConfig, ragged: RaggedBatching) -> None:
-        self._run = run
-        self._batches = config.max_batch_size > 0
-        self._ragged = ragged
-        shapes = {spec.name: config.model_shape(spec) for spec in config.outputs}
-        batch = (-1,) if self._batches else ()
-        # Batch output → the shape of a request's part, and the input that its free sizes are of.
-        self._scattered = {
-            name: ((*batch, *shapes[name]), output.source)
-            for output in ragged.batch_outputs
-            for name in output.names
-        }
-
-    def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
-        def split(made: Tensors, inputs: Sequence[Tensors]) -> list[Tensors]:
-            return [
-                {name: part[name] for name in request.outputs if name in part}
-                for request, part in zip(requests, self._parts(made, inputs), strict=True)
-            ]
-
-        return run_joined(self._run, requests, self._joined, split)
-
-    def _joined(self, inputs: Sequence[Tensors]) -> dict[str, Tensor]:
-        joined: dict[str, Tensor] = {}
-        for name in inputs[0]:
-            arrays = [each[name].array for each in inputs]
-            if name in self._ragged.inputs:
-                arrays = [array.reshape(-1) for array in arrays]
-            joined[name] = Tensor(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
-        for each in self._ragged.batch_inputs:
-            shapes = [tensors[each.source].shape for tensors in inputs if each.source in tensors]
-            tensor = Tensor(_batch_input(each, shapes))
-            joined |= dict.fromkeys(each.names, tensor)
-        return joined
-
-    def _parts(self, made: Tensors, inputs: Sequence[Tensors]) -> list[dict[str, Tensor]]:
-        parts: list[dict[str, Tensor]] = [{} for _ in inputs]
-        for name, tensor in made.items():
-            arrays = self._scatter(name, tensor, inputs) if name in self._scattered else None
-            if arrays is None:
-                arrays = self._rows(name, tensor, inputs)
-            for part, array in zip(parts, arrays, strict=True):
-                part[name] = Tensor(array)
-        return parts
-
-    def _scatter(
-        self, name: str, tensor: Tensor, inputs: Sequence[Tensors]
-    ) -> list[NDArray[Any]] | None:
-        shape, source = self._scattered[name]
-        flat = tensor.array.reshape(-1)
-        shapes = [_sized(name, shape, each[source].shape) for each in inputs if source in each]
-        ends = np.cumsum([0, *map(element_count, shapes)]).tolist()
-        if len(shapes) < len(inputs) or ends[-1] != flat.size:
-            raise InternalError(
-                f"output '{name}' has {flat.size} elements; the shapes of '{source}' ask for "
-                f"{ends[-1]}"
-            )
-        return [
-            flat[begin:end].reshape(each)
-            for each, (begin, end) in zip(shapes, pairwise(ends), strict=True)
-        ]
-
-    def _rows(self, name: str, tensor: Tensor, inputs: Sequence[Tensors]) -> list[NDArray[Any]]:
-        if not self._batches:
-            return [tensor.array]
-        ends = np.cumsum([0, *(next(iter(each.values())).shape[0] for each in inputs)]).tolist()
-        if not tensor.shape or tensor.shape[0] != ends[-1]:
-            raise InternalError(
-                f"output '{name}' has shape {shape_text(tensor.shape)} for a batch of {ends[-1]}"
-            )
-        return [tensor.array[begin:end] for begin, end in pairwise(ends)]
-
-
-def _sized(name: str, shape: tuple[int, ...], source: tuple[int, ...]) -> tuple[int, ...]:
-    """`shape` with its free sizes taken from the same places of `source`."""
-    if any(size == -1 for size in shape[len(source) :]):
-        raise InternalError(
-            f"output '{name}' has more dimensions than its source input has: {shape_text(source)}"
-        )
-    return tuple(source[place] if size == -1 else size for place, size in enumerate(shape))
-
-
-def _batch_input(made: BatchInput, shapes: Sequence[tuple[int, ...]]) -> NDArray[Any]:
-    counts = [element_count(shape) for shape in shapes]
-    kind, dtype = made.kind, made.datatype.numpy
-    if kind is BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
-        # The shape is the message; Triton leaves the elements as they are.
-        return np.zeros(max(counts, default=0), dtype)
-    values: Mapping[BatchInputKind, Any] = {
-        BatchInputKind.ELEMENT_COUNT: counts,
-        BatchInputKind.ACCUMULATED_ELEMENT_COUNT: np.cumsum(counts),
-        BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO: np.cumsum([0, *counts]),
-    }
-    if kind in values:
-        return np.array(values[kind], dtype)
-    items = np.array([shape[1:] for shape in shapes for _ in range(shape[0])], dtype)
-    return items.reshape(-1) if kind is BatchInputKind.ITEM_SHAPE_FLATTEN else items
+def parameters_of(config: ModelConfig, kind: type[P]) -> P:
+    """Return the parameters that `kind` knows; `check_parameters` has validated them."""
+    return msgspec.convert(ours(config, kind).parameters, kind, strict=False)

@@ -23,6 +23,7 @@ import logging
 import os
 import time
 from functools import partial
+from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -38,18 +39,18 @@ from edge_server.backends.contract import (
     OF_EVERY_MODEL,
     BackendParameters,
     Model,
-    RaggedInstance,
     TensorInstance,
     Tensors,
     check_parameters,
     ours,
-    own_parameters,
+    parameters_of,
+    rows_of,
 )
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete_from
-from edge_server.model_config.config import ON_CPU
+from edge_server.model_config.config import ON_CPU, BatchInputKind
 from edge_server.model_config.files import reading, require_path
-from edge_server.tensors import DataType, Signature, Tensor, TensorSpec, element_count
+from edge_server.tensors import DataType, Signature, Tensor, TensorSpec, element_count, shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, LoadContext
-    from edge_server.model_config.config import ModelConfig, Placement
+    from edge_server.backends.contract import Instance, LoadContext, Run
+    from edge_server.model_config.config import BatchInput, ModelConfig, Placement, RaggedBatching
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -104,12 +105,7 @@ class Provider(NamedTuple):
 def providers_of(
     config: ModelConfig, placement: Placement, available: Collection[str]
 ) -> list[Provider]:
-    """Return the providers of an instance, the processor's last.
-
-    Raises:
-        ModelConfigError: an accelerator or a parameter is unknown, does not fit the instance, or
-            needs a provider that is not available.
-    """
+    """Return the providers of an instance, the processor's last."""
     chosen = config.message.optimization.execution_accelerators
     asked = [
         *_known(chosen.gpu_execution_accelerator, ("tensorrt", "cuda")),
@@ -248,7 +244,7 @@ def load(context: LoadContext) -> OnnxModel:
     config = context.config
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    parameters = own_parameters(config, OnnxRuntimeParameters)
+    parameters = parameters_of(config, OnnxRuntimeParameters)
     options.intra_op_num_threads = parameters.intra_op_thread_count
     options.inter_op_num_threads = parameters.inter_op_thread_count
     if parameters.execution_mode:
@@ -358,6 +354,96 @@ class OnnxModel(Model):
         finally:
             del self._runs[id(options)]
         return {name: taken(value) for name, value in zip(names, made, strict=True)}
+
+
+class RaggedInstance(TensorInstance):
+    """An `Instance` over a function from tensors to tensors.
+
+    A ragged input is one list of the elements of all requests, in order; other inputs are joined
+    along the batch dimension. A batch of one request is made in the same way. Batch inputs are made
+    from the requests' shapes. Of a batch output each request gets as many elements as the shape of
+    its source input says, of other outputs its rows.
+    """
+
+    def __init__(self, run: Run, config: ModelConfig, ragged: RaggedBatching) -> None:
+        super().__init__(run)
+        self._batches = config.max_batch_size > 0
+        self._ragged = ragged
+        shapes = {spec.name: config.model_shape(spec) for spec in config.outputs}
+        batch = (-1,) if self._batches else ()
+        # Batch output → the shape of a request's part, and the input that its free sizes are of.
+        self._scattered = {
+            name: ((*batch, *shapes[name]), output.source)
+            for output in ragged.batch_outputs
+            for name in output.names
+        }
+
+    def join(self, inputs: Sequence[Tensors]) -> dict[str, Tensor]:
+        joined: dict[str, Tensor] = {}
+        for name in inputs[0]:
+            arrays = [each[name].array for each in inputs]
+            if name in self._ragged.inputs:
+                arrays = [array.reshape(-1) for array in arrays]
+            joined[name] = Tensor(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+        for each in self._ragged.batch_inputs:
+            shapes = [tensors[each.source].shape for tensors in inputs if each.source in tensors]
+            tensor = Tensor(_batch_input(each, shapes))
+            joined |= dict.fromkeys(each.names, tensor)
+        return joined
+
+    def split(self, made: Tensors, inputs: Sequence[Tensors]) -> list[dict[str, Tensor]]:
+        parts: list[dict[str, Tensor]] = [{} for _ in inputs]
+        counts = [next(iter(each.values())).shape[0] if each else 0 for each in inputs]
+        for name, tensor in made.items():
+            if name in self._scattered:
+                arrays = self._scatter(name, tensor, inputs)
+            elif self._batches:
+                arrays = rows_of(name, tensor.array, counts)
+            else:
+                arrays = [tensor.array]
+            for part, array in zip(parts, arrays, strict=True):
+                part[name] = Tensor(array)
+        return parts
+
+    def _scatter(self, name: str, tensor: Tensor, inputs: Sequence[Tensors]) -> list[NDArray[Any]]:
+        shape, source = self._scattered[name]
+        flat = tensor.array.reshape(-1)
+        shapes = [_sized(name, shape, each[source].shape) for each in inputs if source in each]
+        ends = np.cumsum([0, *map(element_count, shapes)]).tolist()
+        if len(shapes) < len(inputs) or ends[-1] != flat.size:
+            raise InternalError(
+                f"output '{name}' has {flat.size} elements; the shapes of '{source}' ask for "
+                f"{ends[-1]}"
+            )
+        return [
+            flat[begin:end].reshape(each)
+            for each, (begin, end) in zip(shapes, pairwise(ends), strict=True)
+        ]
+
+
+def _sized(name: str, shape: tuple[int, ...], source: tuple[int, ...]) -> tuple[int, ...]:
+    if any(size == -1 for size in shape[len(source) :]):
+        raise InternalError(
+            f"output '{name}' has more dimensions than its source input has: {shape_text(source)}"
+        )
+    return tuple(source[place] if size == -1 else size for place, size in enumerate(shape))
+
+
+def _batch_input(made: BatchInput, shapes: Sequence[tuple[int, ...]]) -> NDArray[Any]:
+    counts = [element_count(shape) for shape in shapes]
+    kind, dtype = made.kind, made.datatype.numpy
+    if kind is BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
+        # The shape is the message; Triton leaves the elements as they are.
+        return np.zeros(max(counts, default=0), dtype)
+    values: Mapping[BatchInputKind, Any] = {
+        BatchInputKind.ELEMENT_COUNT: counts,
+        BatchInputKind.ACCUMULATED_ELEMENT_COUNT: np.cumsum(counts),
+        BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO: np.cumsum([0, *counts]),
+    }
+    if kind in values:
+        return np.array(values[kind], dtype)
+    items = np.array([shape[1:] for shape in shapes for _ in range(shape[0])], dtype)
+    return items.reshape(-1) if kind is BatchInputKind.ITEM_SHAPE_FLATTEN else items
 
 
 def _for_runtime(name: str, array: NDArray[Any]) -> NDArray[Any]:

@@ -17,7 +17,6 @@ from edge_server.board.resources import (
     GroupLimits,
     is_directory,
     is_there,
-    listed,
     read_group_limits,
     read_text,
 )
@@ -162,11 +161,6 @@ def jetpack_of(release: L4tRelease) -> JetPack | None:
 
 # /proc/device-tree is a link to the second path, and leaves a root that is not the system's own.
 _DEVICE_TREES = ("proc/device-tree", "sys/firmware/devicetree/base")
-_NVDLA_COMPILERS = (
-    "usr/lib/aarch64-linux-gnu/nvidia",
-    "usr/lib/aarch64-linux-gnu/tegra",
-    "usr/lib/aarch64-linux-gnu",
-)
 # A sensor on a broken bus may hold its reader for ever.
 _SENSORS_S = 5.0
 
@@ -192,7 +186,6 @@ class Board:
         account: the account whose rights `gpu_nodes` and `cameras` state.
         chip: Xavier, Orin or Thor.
         cuda: the version of the toolkit.
-        nvdla_compiler: path of libnvdla_compiler.so.
         facts: how it runs now; None where a file of its sensors cannot be read.
         argus: the daemon of CSI cameras has its socket in /tmp.
     """
@@ -205,7 +198,6 @@ class Board:
     jetpack: JetPack | None
     kernel: str | None
     cuda: str | None
-    nvdla_compiler: str | None
     facts: BoardFacts | None
     limits: GroupLimits
     gpu_nodes: tuple[device_nodes.DeviceNode, ...]
@@ -242,7 +234,6 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> Board:
         jetpack=None if l4t is None else jetpack_of(l4t),
         kernel=read_text(root / "proc/sys/kernel/osrelease"),
         cuda=_cuda(root),
-        nvdla_compiler=_nvdla_compiler(root),
         facts=read_within(_SENSORS_S, root),
         limits=read_group_limits(root),
         gpu_nodes=device_nodes.read_gpu_nodes(root, account, jetson=_is_jetson(chip, l4t)),
@@ -283,10 +274,3 @@ def _cuda(root: Path) -> str | None:
         return str(version["cuda"]["version"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _nvdla_compiler(root: Path) -> str | None:
-    for directory in _NVDLA_COMPILERS:
-        for path in listed(root / directory, "libnvdla_compiler.so*"):
-            return f"/{path.relative_to(root)}"
-    return None

@@ -15,8 +15,7 @@ class Identity:
     """The names under which one daemon publishes.
 
     Attributes:
-        device: name of the device, the level of its topics.
-        version: of edge_server.
+        device: its name, the level of its topics.
         boot_id: changes with every boot; monotonic times compare only within one.
         client_id: the same after every restart, different on every machine. A broker would
             disconnect two machines with one client id in turn for ever, and a device name is

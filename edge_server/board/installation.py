@@ -1,4 +1,4 @@
-"""How edge_server was installed, which decides how a person mends a library that is missing, and
+"""How edge_server was installed, which decides how to get a library that is missing, and
 the models that came with it."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 # Beside edge_server in a checkout; no wheel and no package has it.
-_SCRIPT = Path(__file__).parents[2] / "scripts/install_pycuda"
+_SCRIPT = Path(__file__).parents[2] / "scripts/check"
 _REINSTALL = "sudo apt install --reinstall edge-server"
 _SYSTEMS = ", in a venv with --system-site-packages"
 
@@ -42,19 +42,14 @@ def shipped_models() -> Path:
 def remedy(module: str, *, how: Installation | None = None, machine: str = "") -> str:
     """Return what makes a module of Python importable that is missing, or does not import.
 
-    Args:
-        module: its name; of one that edge_server does not know, the remedy is that of a damaged
-            installation.
-        how: by default as the running edge_server was installed.
-        machine: as the kernel names the processor; by default this machine's.
+    A module that edge_server does not know has the remedy of a damaged installation. `machine` is
+    as the kernel names the processor.
     """
     how = how or installation()
     is_board = (machine or platform.machine()) == "aarch64"
     if how is Installation.PACKAGE:
         table = _OF_A_BOARDS_PACKAGE if is_board else _OF_A_PCS_PACKAGE
         return table.get(module, _REINSTALL)
-    if how is Installation.CHECKOUT and module == "pycuda":
-        return "build it with scripts/install_pycuda"
     if is_board and module in _FROM_APT:
         return f"sudo apt install {_FROM_APT[module]}{_SYSTEMS}"
     return _OF_A_WHEEL.get(module, "pip install --force-reinstall edge-server")
@@ -92,8 +87,6 @@ _OF_A_WHEEL = {
     "onnxruntime": "pip install --force-reinstall onnxruntime",
     "cv2": "pip install --force-reinstall opencv-python-headless",
     "tensorrt": "a Jetson has it (TensorRT plans run there), others have ONNX Runtime",
-    "pycuda": "pip install --force-reinstall pycuda, with nvcc of this machine's CUDA on PATH",
-    "cuda.bindings": "pip install cuda-bindings, of the driver's major version",
     "cryptography": "pip install 'edge-server[signing]'",
     "mcap": "pip install 'edge-server[recorder]'",
     "foxglove_schemas_protobuf": "pip install 'edge-server[recorder]'",
@@ -108,8 +101,6 @@ _OF_A_WHEEL = {
 # Of what is not listed, the package has its own.
 _OF_A_PCS_PACKAGE = {
     "tensorrt": _OF_A_WHEEL["tensorrt"],
-    "pycuda": "the package for PCs runs models on the CPU; a checkout of the sources with "
-    "scripts/install_pycuda runs them on the GPU",
     "cryptography": "sudo apt install python3-cryptography",
     "boto3": "sudo apt install python3-boto3",
     "requests": "sudo apt install python3-requests",
@@ -120,6 +111,4 @@ _OF_A_PCS_PACKAGE = {
 _OF_A_BOARDS_PACKAGE = {
     **_OF_A_PCS_PACKAGE,
     **{module: f"sudo apt install {package}" for module, package in _FROM_APT.items()},
-    "pycuda": f"{_REINSTALL}; if that has none either, it was built without "
-    "scripts/build_pycuda_wheel",
 }

@@ -8,11 +8,8 @@ import socket
 
 
 def listener(host: str, port: int, backlog: int = 1) -> socket.socket:
-    """Return a socket that listens at the address; port 0 takes a free one.
-
-    Raises:
-        OSError: the address cannot be used; see `remedy`.
-    """
+    """Return a socket that listens at the address; port 0 takes a free one. For its OSError see
+    `remedy`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=backlog)
 
@@ -29,12 +26,8 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def remedy(error: OSError, flags: str) -> str:
-    """Return the reason for an error of `listener`, and its remedy.
-
-    Args:
-        error: raised by `listener`.
-        flags: prefix of the flags for address and port: `--grpc`.
-    """
+    """Return the reason for an error of `listener`, and its remedy; `flags` is the prefix of the
+    flags for address and port: `--grpc`."""
     if isinstance(error, socket.gaierror):
         return f"{error.strerror}; give an address of this machine with {flags}-address"
     reason = os.strerror(error.errno) if error.errno else str(error)

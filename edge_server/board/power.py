@@ -45,7 +45,7 @@ class PowerControl:
         A mode that already applies is not set again. Nothing here reboots the board.
 
         Args:
-            mode: the name or the number of a mode in /etc/nvpmodel.conf.
+            mode: its name or number.
             clocks: `max` pins CPU, GPU and memory to the highest clocks of the mode; `auto` undoes
                 that, if it was done since boot, and leaves the clocks to the kernel.
 

@@ -76,12 +76,7 @@ def _nvbootctrl(arguments: Sequence[str]) -> str:
 
 
 class BootSlots:
-    """The slots of this board.
-
-    Args:
-        root: the directory above `sys` and `dev`.
-        nvbootctrl: runs NVIDIA's tool with arguments, and returns its output.
-    """
+    """The slots of this board; `nvbootctrl` runs NVIDIA's tool, and returns its output."""
 
     def __init__(
         self, root: Path = Path("/"), nvbootctrl: Callable[[Sequence[str]], str] = _nvbootctrl
@@ -132,21 +127,15 @@ class BootSlots:
         return int(found[1])
 
     def set_good(self, slot: Slot) -> None:
-        """Give the slot that runs all its tries back: this boot was a good one.
-
-        Raises:
-            Unsupported: it is the other slot, of which nothing is known.
-        """
+        """Give the slot that runs all its tries back; Unsupported for the other slot, of which
+        nothing is known."""
         if slot != (current := self.current()):
             raise Unsupported(f"slot {slot} does not run, {current} does: only that can be good")
         self._nvbootctrl(["verify"])
 
     def set_bad(self, slot: Slot) -> None:
-        """Keep the firmware from booting a slot that does not run, until `set_primary`.
-
-        Raises:
-            Unsupported: it runs now: with both slots bad the board would boot no more.
-        """
+        """Keep the firmware from booting a slot until `set_primary`; Unsupported for the slot that
+        runs: with both slots bad the board would boot no more."""
         self.require_redundancy()
         if slot == self.current():
             raise Unsupported(f"slot {slot} runs: choose the other one, it need not be bad")
@@ -277,11 +266,8 @@ class UpdateRecord(msgspec.Struct, frozen=True):
 
 
 class RecordFile:
-    """`update/record.json` in the state directory; written by root, read by the daemon.
-
-    Args:
-        directory: the state directory; None for that of the installed daemon, or of this user.
-    """
+    """`update/record.json` in the state directory, by default of the installed daemon or of this
+    user; written by root, read by the daemon."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self.path = (directory or installed_state()) / "update" / "record.json"

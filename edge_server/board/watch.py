@@ -194,10 +194,9 @@ class DeviceReport:
     Attributes:
         reasons: each a word of `REASONS`, `not_recorded`, `http_closed` or `clock_unsynchronized`,
             a colon, and what else a person wants to know.
-        clock: how far the wall clock can be believed.
         clock_steps: how often the wall clock was set since the daemon started.
         facts: of the last sample; None where there is none of the last seconds.
-        age_s: how long ago that sample was taken; None before the first one.
+        age_s: how long ago the last sample was taken.
     """
 
     reasons: tuple[str, ...] = ()
@@ -215,7 +214,7 @@ class _Sample:
 
 
 class BoardWatch:
-    """Samples the board's facts on a thread of its own, and follows the wall clock.
+    """Samples the board's facts on its own thread, and follows the wall clock.
 
     No frame and no request waits for it: readers get the last sample. A file that hangs costs the
     facts and their reasons, which are gone after `STALE_S`, and nothing else: no supervisor watches

@@ -51,9 +51,7 @@ class CalibrationBoard:
     Attributes:
         kind: chessboards have to be seen whole; ChArUco boards also in part.
         columns, rows: inner corners of a chessboard, squares of a ChArUco board.
-        square_m: side of a square.
-        marker_m: side of a marker of a ChArUco board.
-        dictionary: of its markers.
+        square_m, marker_m: sides of a square, and of a marker of a ChArUco board.
         legacy: an even number of rows as boards had before OpenCV 4.6.
     """
 
@@ -67,11 +65,7 @@ class CalibrationBoard:
 
     @staticmethod
     def of(text: str) -> CalibrationBoard:
-        """Return the board that `text` describes.
-
-        Raises:
-            SettingsError: it describes none.
-        """
+        """Return the board that `text` describes; raise SettingsError where it describes none."""
         if (found := _CHESSBOARD.fullmatch(text)) is not None:
             board = CalibrationBoard("chessboard", int(found[1]), int(found[2]), float(found[3]))
         elif (found := _CHARUCO.fullmatch(text)) is not None:
@@ -138,9 +132,7 @@ def _find_charuco(name: str, grey: NDArray[np.uint8], board: CalibrationBoard) -
         return None
     places, seen = pattern.matchImagePoints(corners, ids)
     return BoardView(
-        name,
-        seen.reshape(-1, 2).astype(np.float32),
-        places.reshape(-1, 3).astype(np.float32),
+        name, seen.reshape(-1, 2).astype(np.float32), places.reshape(-1, 3).astype(np.float32)
     )
 
 

@@ -1,25 +1,7 @@
 """Calibration files: TOML with a camera's lens and its mounting, one file for each camera.
 
-[lens]                             # of pictures of this size, or of another size with its shape
-kind = "pinhole"                   # or "fisheye"
-width = 1280
-height = 720
-fx = 1158.2                        # px, as are fy, cx, cy
-fy = 1153.4
-cx = 670.8
-cy = 386.3
-distortion = [-0.24, -0.08, -0.001, 0.0001, 0.02]   # OpenCV's k1 k2 p1 p2 k3; fisheye: k1 to k4
-reprojection_error_px = 0.85       # of the pictures of a board, for people
-
-[mounting]                         # axes of ISO 8855
-height_m = 1.35                    # of the lens above the road
-pitch_deg = 1.2                    # positive looks down
-roll_deg = 0.0                     # positive has its right side lower
-yaw_deg = -0.4                     # positive looks to the left
-x_m = -1.6                         # of the lens, forward of the front axle
-y_m = 0.0                          # of the lens, left of the vehicle's middle
-pitch_std_deg = 0.2                # how certain the angles are
-yaw_std_deg = 0.2
+docs/calibration.md has an example. Lenses have OpenCV's models and numbers, mountings the axes of
+ISO 8855: `Lens` and `Mounting` in lanes/camera_model.py say what each value means.
 """
 
 from __future__ import annotations
@@ -58,7 +40,7 @@ _COEFFICIENTS = {"pinhole": ("k1, k2, p1, p2, k3", 5), "fisheye": ("k1, k2, k3, 
 
 
 class LensTable(Section, frozen=True):
-    """`[lens]`; see the module's docstring."""
+    """`[lens]`; its size is that of its pictures, or of others with their shape."""
 
     kind: Literal["pinhole", "fisheye"]
     width: Pixels
@@ -80,19 +62,12 @@ class LensTable(Section, frozen=True):
 
     def lens(self) -> Lens:
         return Lens(
-            self.kind,
-            self.width,
-            self.height,
-            self.fx,
-            self.fy,
-            self.cx,
-            self.cy,
-            self.distortion,
+            self.kind, self.width, self.height, self.fx, self.fy, self.cx, self.cy, self.distortion
         )
 
 
 class MountingTable(Section, frozen=True):
-    """`[mounting]`; see the module's docstring."""
+    """`[mounting]`; positive looks down, has its right side lower, looks to the left."""
 
     height_m: Annotated[float, msgspec.Meta(ge=0.1, le=6)]
     pitch_deg: Angle = 0.0

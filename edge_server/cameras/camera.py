@@ -51,6 +51,7 @@ class Reader:
         call: the call in progress; None between calls.
         leaving: the source is no longer read, and is closed as soon as its call returns.
         done: the source is closed, and the thread ends.
+        corrupt: number of images that the source found damaged since it was opened.
 
     Args:
         name: of the thread.
@@ -75,6 +76,7 @@ class Reader:
         self.call: DriverCall | None = None
         self.leaving = False
         self.done = False
+        self.corrupt = 0
         self._open_source = open_source
         self._on_frame = on_frame
         self._on_end = on_end
@@ -82,11 +84,6 @@ class Reader:
         self._source = source
         self._clock = clock
         self._worker = Worker(name, self._tick, deadline_s=_NO_DEADLINE_S, on_end=self._end)
-
-    @property
-    def corrupt(self) -> int:
-        """Number of images that the source found damaged since it was opened."""
-        return 0 if self._source is None else self._source.corrupt
 
     def start(self) -> None:
         """Start the thread; raise SourceError where the system refuses one."""
@@ -118,6 +115,7 @@ class Reader:
                 self.call = DriverCall("read", self._clock())
                 frame = self._source.read()
                 self.call = None
+                self.corrupt = self._source.corrupt
             if frame is not None:
                 self._on_frame(self, frame)
                 return not self.leaving
@@ -188,10 +186,9 @@ class Camera:
     """Captures one source and delivers only its newest frame, each at most once.
 
     A reader's thread opens and reads the source; the camera's own worker watches over it. Where
-    frames stop, the state says so within `Limits`, and the source is opened again after delays that
-    double, or as soon as it is there again where that can be seen; frame ids continue. A reader
-    that hangs in a driver is abandoned and replaced. While `MOST_ABANDONED` of them hang, the
-    camera is out of service: it is opened again once one of them returns.
+    frames stop, the state says so within `Limits`, and the source is opened again, see `Reopening`;
+    frame ids continue. A reader that hangs in a driver is abandoned and replaced. While
+    `MOST_ABANDONED` of them hang, the camera is out of service until one of them returns.
 
     Attributes:
         captured: number of frames that the source has delivered, dropped ones included.
@@ -257,9 +254,8 @@ class Camera:
     def open(self, wait_s: float = 2.0) -> None:
         """Open the source now, so that a bad source raises before `start`.
 
-        A recording is opened on the caller's thread. A live camera may be absent now: its reader
-        gets `wait_s` for the first frame or to find a mistake in the URI, and continues later. A
-        further call opens nothing; it waits for the first reader of a live camera.
+        A live camera may be absent now: its reader gets `wait_s` for the first frame or to find a
+        mistake in the URI, and continues later. A further call opens nothing.
 
         Raises:
             SourceError: a recording cannot be opened.
@@ -303,14 +299,15 @@ class Camera:
         """Return the newest frame, each at most once; wait up to `timeout_s` for a newer one. None
         where none came, and at once when the camera has ended or stopped."""
         with self._changed:
-            self._await_frame(timeout_s)
+            self.wait_for_frame(timeout_s)
             frame, self._newest = self._newest, None
             return frame
 
     def wait_for_frame(self, timeout_s: float) -> bool:
         """Return whether a frame waits for `next_frame`; wait up to `timeout_s` for one."""
         with self._changed:
-            self._await_frame(timeout_s)
+            if timeout_s > 0 and self._newest is None:
+                self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
             return self._newest is not None
 
     @property
@@ -320,8 +317,7 @@ class Camera:
 
     @property
     def is_live(self) -> bool:
-        """The source is a device, whose pixel format is not known before it is there; False where
-        the URI is wrong, which `open` reports."""
+        """The source is a device; False where the URI is wrong, which `open` reports."""
         try:
             return is_live(self.source_uri, self._kinds)
         except SourceUriError:
@@ -349,8 +345,7 @@ class Camera:
         return self.state is CameraState.ENDED and self._newest is None
 
     def last_frame_age_s(self, now: float) -> float | None:
-        """Return the seconds from the last capture to `now` (`time.monotonic()`); None before the
-        first frame."""
+        """Return the seconds from the last capture to `now`; None before the first frame."""
         if self._last_mono_ns is None:
             return None
         return now - self._last_mono_ns / 1e9
@@ -427,10 +422,6 @@ class Camera:
         self._wake.set()
 
     # The callers of the next ones hold the lock.
-
-    def _await_frame(self, timeout_s: float) -> None:
-        if timeout_s > 0 and self._newest is None and not self._closed:
-            self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
 
     def _inspect(self, reader: Reader, frame: Frame) -> bool:
         """Set the state that `frame` shows; return whether the frame is used."""

@@ -45,14 +45,13 @@ def layers_of(image: Image, region: CropRegion | None = None) -> list[Layer]:
     second and fourth of four.
     """
     first = image.planes[0]
-    if image.pixel_format is PixelFormat.BGR and region is None:
-        return [Layer(first, (1, 1), (0, 0, 0))]
     crop = region or CropRegion(0, 0, image.width, image.height)
+    if image.pixel_format is PixelFormat.BGR:
+        pixels = first[crop.y : crop.y + crop.height, crop.x : crop.x + crop.width]
+        return [Layer(pixels, (1, 1), (0, 0, 0))]
     black = image.colour.to_bgr.black
     pairs: list[tuple[NDArray[np.uint8], tuple[int, ...]]]
     match image.pixel_format:
-        case PixelFormat.BGR:
-            return [_cropped(first, crop, (1, 1), (0, 0, 0))]
         case PixelFormat.GREY:
             return [_cropped(image.luma(), crop, (1, 1), (black,))]
         case PixelFormat.YUY2:

@@ -19,11 +19,7 @@ from edge_server.cameras.gstreamer_pipelines import (
     missing_elements,
     pipeline_of,
 )
-from edge_server.cameras.gstreamer_player import (
-    CameraPlace,
-    GstreamerStream,
-    registry_has,
-)
+from edge_server.cameras.gstreamer_player import CameraPlace, GstreamerStream, registry_has
 from edge_server.cameras.live_source import LiveSource
 from edge_server.cameras.network import PORTS, addresses_of, find_fault
 from edge_server.errors import SourceError, SourceUriError
@@ -50,13 +46,8 @@ _CLOCKS: Mapping[str, Literal["sensor", "rtp"]] = {
 
 
 def gstreamer_missing(scheme: str = "") -> str:
-    """Return why GStreamer cannot read here, with the packages to install; "" if it can.
-
-    The packages have the same names on Debian 12 and on JetPack 6 and 7.
-
-    Args:
-        scheme: also require the elements for cameras of this kind.
-    """
+    """Return why GStreamer cannot read here, cameras of `scheme` where one is given, with the
+    packages to install; "" if it can. They have the same names on Debian 12 and JetPack 6 and 7."""
     try:
         load_gstreamer()
     except ModuleNotFoundError as error:
@@ -79,11 +70,8 @@ def decodes_jpeg_in_hardware() -> bool:
 
 
 def report() -> dict[str, Any]:
-    """Return what `edge-server doctor` reports.
-
-    GStreamer's `version`, the `decoders` by codec, and what each kind of camera is `lacking`; or
-    `missing`, and the `reason`.
-    """
+    """Return what `edge-server doctor` reports: GStreamer's `version`, the `decoders` by codec, and
+    what each kind of camera is `lacking`; or `missing`, and the `reason`."""
     missing = gstreamer_missing()
     if missing:
         return {"missing": True, "reason": missing}
@@ -176,12 +164,8 @@ def why_not_gstreamer(scheme: str, wanted: Literal["auto", "gstreamer", "opencv"
 def choose_reader(
     uri: SourceUri, wanted: Literal["auto", "gstreamer", "opencv"], missing: str
 ) -> Literal["gstreamer", "opencv"]:
-    """Return the reader of `uri`: the wanted one; GStreamer if any, unless it is missing.
-
-    Args:
-        uri: of a live camera.
-        wanted: see `SourceOptions`.
-        missing: why GStreamer cannot be used; "" if it can.
+    """Return the reader of `uri`: the wanted one; GStreamer if any, unless `missing` says why it
+    cannot be used.
 
     Raises:
         SourceError: GStreamer is needed and missing.

@@ -139,11 +139,7 @@ _CAUSES = (
         "gstreamer1.0-plugins-good gstreamer1.0-plugins-bad gstreamer1.0-libav",
     ),
     (r"\w+ stream 6 ", "no_decoder", "{text}; apt install gstreamer1.0-libav"),
-    (
-        r"\w+ stream 7 ",
-        "corrupt",
-        "the stream cannot be decoded; look at it with another player",
-    ),
+    (r"\w+ stream 7 ", "corrupt", "the stream cannot be decoded; look at it with another player"),
     (r"csi \w+ 3 ", "unavailable", _SENSOR),
     (r"csi ", "lost", _SENSOR),
     (

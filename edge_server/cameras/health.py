@@ -317,7 +317,7 @@ class PictureHealth:
         thumbnail = Thumbnail.of(image)
         if thumbnail is None:
             return None
-        if (size := image.luma().shape) != self._size:
+        if (size := image.planes[0].shape) != self._size:
             # A decoder that makes pictures smaller makes them less sharp.
             self._size = size
             self._usual.clear()
@@ -331,11 +331,9 @@ class PictureHealth:
             textured = self._textured = self._look(thumbnail, now)
         if not still:
             self._why_frozen = self._frozen.look(thumbnail, textured, self._p99, now, raw=raw)
-        return self._worst()
+        return self._worst() if self._lasting or self._why_frozen else None
 
     def _worst(self) -> PictureFault | None:
-        if not self._lasting and not self._why_frozen:
-            return None
         lasting = [reason for reason, fault in self._lasting.items() if fault.on]
         for reason in sorted(lasting, key=_BY_WEIGHT.index):
             if self._why_frozen and reason not in UNUSABLE:
@@ -346,7 +344,7 @@ class PictureHealth:
     def _look(self, thumbnail: Thumbnail, now: float) -> NDArray[np.bool_]:
         """Judge one picture by itself and against the usual ones; return its textured tiles."""
         cells = thumbnail.cells
-        p1, p75, p99 = (float(level) for level in np.percentile(cells, (1, 75, 99)))
+        p1, p75, p99 = [float(level) for level in np.percentile(cells, (1, 75, 99))]
         self._p99 = p99
         tiles = tiles_of(cells)
         # Many times faster than the extremes over two axes.

@@ -38,8 +38,8 @@ class FrameVerdict(NamedTuple):
 
     Attributes:
         use: the frame may be delivered.
-        fault: what is wrong with the camera's frames at present; None where it is nothing.
-        reopen: why the source has to be opened again; None where it goes on.
+        fault: what is wrong with the camera's frames at present.
+        reopen: why the source has to be opened again.
         note: what else is worth a line in the log, and a count under the reason `changed`.
     """
 
@@ -73,6 +73,7 @@ class FrameInspection:
         self._passing: PictureFault | None = None
         self._passing_until = 0.0
         self._corrupt_at: deque[float] = deque(maxlen=MOST_CORRUPT)
+        self._whole: object = None  # the shapes of the last frame's planes
         self.restart()
 
     def restart(self) -> None:
@@ -103,8 +104,10 @@ class FrameInspection:
             text = f"it was silent for {silent_s:.1f} s; what came meanwhile is too old"
             return FrameVerdict(use=False, reopen=SourceError(text, reason="stalled"))
         image = frame.image
-        if not is_whole(image):
+        planes = image.pixel_format, [plane.shape for plane in image.planes]
+        if planes != self._whole and not is_whole(image):
             return self._torn(now)
+        self._whole = planes
         use = True
         if self._live:
             use = frame.capture_mono_ns >= self._capture_ns

@@ -114,12 +114,8 @@ def size_of_png(data: bytes) -> tuple[int, int]:
 
 
 class JpegDecoder:
-    """Decodes the JPEGs of one camera, no larger than its model needs them; not thread-safe.
-
-    Args:
-        label: names the camera in errors.
-        useful: the smallest size that is worth decoding.
-    """
+    """Decodes the JPEGs of one camera, no larger than its model needs them; not thread-safe. Errors
+    name it by its `label`."""
 
     def __init__(self, label: str, useful: UsefulSize | None = None) -> None:
         self._label = label
@@ -150,7 +146,7 @@ def encode_jpeg(image: Image, quality: int, width: int = 0) -> bytes:
 
     Args:
         image: in any format.
-        quality: 1..100, of libjpeg.
+        quality: 1..100.
         width: a wider picture is made so small, in px, and keeps its shape; 0 keeps its size.
     """
     size = None

@@ -71,9 +71,7 @@ def draw_lane_frame(image: BgrImage, frame: LaneFrame) -> BgrImage:
     continued from earlier frames in dots. The own lane is filled: red while a departure is warned
     of, amber while the warning is withheld.
 
-    Args:
-        image: (H, W, 3) uint8 BGR, of the frame's size.
-        frame: as the listeners of a pipeline get it.
+    `image` is (H, W, 3) uint8 BGR, of the frame's size.
     """
     picture = draw_lanes(image, frame.lanes, frame.ego)
     _write_texts(picture, frame)
@@ -306,11 +304,7 @@ class LaneVideo:
                 self.missed += 1
 
     def close(self) -> None:
-        """Write what waits, and complete the file; without a whole video there is none.
-
-        Raises:
-            SourceError: the file cannot be written, or is empty, as there was no frame.
-        """
+        """Write what waits, and complete the file; raise SourceError where it is no whole video."""
         self._worker.stop(_LONGEST_TICK_S)
         try:
             self._complete()
@@ -354,11 +348,7 @@ class LaneVideo:
         return self._fault is None
 
     def _put(self, lane_frame: LaneFrame, frame: Frame) -> None:
-        """Draw a frame, and write the one before it.
-
-        Raises:
-            SourceError: OpenCV cannot write such a video.
-        """
+        """Draw a frame, and write the one before it."""
         drawn = draw_lane_frame(resized(bgr_of(frame.image), *frame.size), lane_frame)
         if self._writer is None:
             self._begin(frame)

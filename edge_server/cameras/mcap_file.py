@@ -59,11 +59,7 @@ _DAMAGE = (McapError, DecodeError, struct.error, ValueError, KeyError, OverflowE
 
 
 class Record(NamedTuple):
-    """A message with its channel and schema.
-
-    Attributes:
-        schema: None where the file has none.
-    """
+    """A message with its channel, and its schema where the file has one."""
 
     schema: Schema | None
     channel: Channel
@@ -76,9 +72,6 @@ class Records:
     Attributes:
         damage: why the file ended without its summary; "" while that is not known.
         metadata: the metadata records read so far, by name.
-
-    Args:
-        path: the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -136,11 +129,7 @@ class Picture:
 
 
 class PictureRecords:
-    """The pictures of one camera of a file; one that cannot be read has an empty JPEG.
-
-    Attributes:
-        records: as they are read.
-    """
+    """The pictures of one camera of a file; one that cannot be read has an empty JPEG."""
 
     def __init__(self, path: Path, camera: str) -> None:
         self.records = Records(path)
@@ -323,11 +312,8 @@ _LONGEST_GAP_S = 5.0
 
 
 def chosen_camera(uri: SourceUri) -> tuple[str, Calibration | None]:
-    """Return the camera of a recording that `uri` plays, and its calibration.
-
-    Raises:
-        SourceError: the file cannot be read, has no such camera, or several and `uri` names none.
-    """
+    """Return the camera of a recording that `uri` plays, and its calibration; raise SourceError
+    where it has no such camera, or several and `uri` names none."""
     cameras = cameras_in(Path(uri.path))
     wanted = uri.query.get("camera")
     if wanted is None and len(cameras) == 1:
@@ -341,12 +327,7 @@ def chosen_camera(uri: SourceUri) -> tuple[str, Calibration | None]:
 
 
 def open_mcap(uri: SourceUri, useful: UsefulSize | None) -> McapSource:
-    """Return the source of a recording.
-
-    Raises:
-        SourceError: the recording cannot be read; see `chosen_camera`.
-        SourceUriError: an option is wrong.
-    """
+    """Return the source of a recording; see `chosen_camera`."""
     camera, _ = chosen_camera(uri)
     return McapSource(
         Path(uri.path),
@@ -370,11 +351,9 @@ class McapSource:
         path: a file of the recorder; one that breaks off ends there, with a line in the log.
         camera: its name in the file.
         decoder: of its JPEGs.
-        fps: frames per second instead of the pace of their captures; 0 plays at the reading speed.
+        fps: replaces the pace of their captures; 0 plays at the reading speed.
         speed: how many times as fast as it was recorded.
         loop: restart at the end.
-        clock: returns monotonic time in nanoseconds.
-        sleep: blocks for the given seconds.
 
     Raises:
         SourceError: the file cannot be read, or has no picture that can be decoded among the first

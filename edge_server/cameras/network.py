@@ -105,14 +105,8 @@ _LONGEST_QUOTE = 200
 
 
 class Response(NamedTuple):
-    """The head of a response.
-
-    Attributes:
-        protocol: `RTSP` or `HTTP`; "" where it is neither.
-        status: 0 where there is none.
-        head: status line and headers.
-        body: what came with them.
-    """
+    """The head of a response, and the body that came with it; protocol is `RTSP` or `HTTP`, or ""
+    where it is neither."""
 
     protocol: str
     status: int
@@ -125,11 +119,8 @@ class Response(NamedTuple):
 
 
 def addresses_of(uri: SourceUri, timeout_s: float = _NAME_S) -> frozenset[str]:
-    """Return the IP addresses of the host of `uri`, which a reader would look up without a limit.
-
-    Raises:
-        SourceError: the name is not known, or the name service does not respond.
-    """
+    """Return the IP addresses of the host of `uri`, which a reader would look up without a limit;
+    raise SourceError where there are none in time."""
     try:
         return frozenset(address[0] for *_, address in _addresses(uri, timeout_s))
     except OSError as error:
@@ -340,11 +331,7 @@ def connect(uri: SourceUri, until: float) -> socket.socket:
 
 
 def _addresses(uri: SourceUri, timeout_s: float) -> list[Any]:
-    """Return what getaddrinfo finds; it has no limit of its own, so it gets a thread.
-
-    Raises:
-        OSError: the name is not known, or the name service does not respond.
-    """
+    """Return what getaddrinfo finds, or raise OSError; it has no limit, so it gets a thread."""
 
     def look() -> list[Any]:
         port = uri.port or PORTS[uri.scheme]

@@ -42,12 +42,10 @@ class OpenCvStream:
     """An opened capture; a Stream.
 
     Args:
-        capture: a cv2.VideoCapture; released by `close`.
+        capture: a cv2.VideoCapture.
         label: names the camera in errors.
         read_s: a read that takes longer has timed out.
         jpeg: decodes what `capture` retrieves; None where those are pixels.
-        period_s: of the images, as the camera states it; 0 where it does not.
-        clock: returns monotonic time in seconds.
     """
 
     seen = 0

@@ -65,8 +65,7 @@ def open_video(path: Path, *, fps: float | None, loop: bool) -> Recording:
 
     Args:
         path: a regular file.
-        fps: frames per second instead of the file's own rate; 0 plays at the reading speed.
-        loop: restart at the end.
+        fps, loop: see `open_images`.
 
     Raises:
         SourceError: no image can be decoded from the file.

@@ -42,8 +42,7 @@ class Reopening:
 
     Args:
         first_s: the first delay.
-        longest_s: upper bound of the delays; after a source has run longer than this, they start
-            from the first again.
+        longest_s: the longest; after a source has run longer, they start from the first again.
         watch: makes what sees the source return; None where nothing does.
     """
 
@@ -91,11 +90,7 @@ class Reopening:
 class ReturnWatch:
     """Looks for one camera after it was lost; used by one thread, and no call waits.
 
-    Attributes:
-        due: `time.monotonic()` of the next look.
-
-    Args:
-        is_there: looks for it; None where it is not known yet.
+    `due` is the time of the next look. `is_there` looks for it, None where it is not known yet.
     """
 
     def __init__(self, is_there: Callable[[], bool | None]) -> None:

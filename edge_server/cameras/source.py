@@ -12,12 +12,7 @@ from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
 from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.reopening import watch_device, watch_port
-from edge_server.cameras.source_uri import (
-    NO_OPTIONS,
-    did_you_mean,
-    home_hint,
-    parse_source_uri,
-)
+from edge_server.cameras.source_uri import NO_OPTIONS, did_you_mean, home_hint, parse_source_uri
 from edge_server.cameras.v4l2 import V4L2_FORMATS
 from edge_server.errors import SourceError, SourceUriError
 
@@ -57,9 +52,7 @@ class SourceKind:
 
 
 def open_source(
-    uri: str,
-    kinds: Mapping[str, SourceKind] | None = None,
-    options: SourceOptions = NO_OPTIONS,
+    uri: str, kinds: Mapping[str, SourceKind] | None = None, options: SourceOptions = NO_OPTIONS
 ) -> FrameSource:
     """Open `uri` and decode its first image, so that a bad source raises here.
 
@@ -89,21 +82,14 @@ def _missing(uri: SourceUri, error: ModuleNotFoundError) -> Exception:
 
 def is_live(uri: str, kinds: Mapping[str, SourceKind] | None = None) -> bool:
     """Return whether `uri` names a device, which may return after a loss, rather than a recording.
-
-    Raises:
-        SourceUriError: the URI is wrong.
-    """
+    Raises as `find_kind`."""
     return find_kind(uri, kinds)[1].live
 
 
 def find_kind(
     text: str, kinds: Mapping[str, SourceKind] | None = None
 ) -> tuple[SourceUri, SourceKind]:
-    """Return the parsed URI, and the kind of its source.
-
-    Raises:
-        SourceUriError: the URI is wrong.
-    """
+    """Return the parsed URI, and the kind of its source; raise SourceUriError for a wrong one."""
     uri = parse_source_uri(text)
     table = SOURCE_KINDS if kinds is None else kinds
     kind = table.get(uri.scheme)

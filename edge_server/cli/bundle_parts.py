@@ -8,12 +8,10 @@ import platform
 import re
 import subprocess
 import sys
-import tempfile
-import threading
 from dataclasses import asdict
 from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus
 
 import msgspec
@@ -234,7 +232,6 @@ Part = tuple[str, "Callable[[], str]"]
 # A part is cut beyond this: of logs the newest lines stay, of others the first ones.
 MOST_BYTES = 2 << 20
 _COMMAND_S = 10.0
-_PART_BYTES = 1 << 16
 _SENSORS_S = 5.0
 _LOG_LINES = 5000
 _MOST_PLANS = 100
@@ -354,17 +351,8 @@ def _unit() -> str:
 
 
 def _journal(*which: str) -> str:
-    return _run(
-        "journalctl",
-        *which,
-        "--no-pager",
-        "-q",
-        "-o",
-        "short-iso",
-        "-n",
-        str(_LOG_LINES),
-        newest=True,
-    )
+    how = ("--no-pager", "-q", "-o", "short-iso", "-n", str(_LOG_LINES))
+    return _run("journalctl", *which, *how)
 
 
 def _tail(path: Path) -> str:
@@ -372,64 +360,38 @@ def _tail(path: Path) -> str:
         if not path.is_file():
             raise Missing(f"{path}: is no file")
         with path.open("rb") as file:
-            begin = max(0, path.stat().st_size - MOST_BYTES)
-            file.seek(begin)
-            return _whole_lines(file.read(MOST_BYTES), begin).decode(errors="replace")
+            file.seek(max(0, path.stat().st_size - MOST_BYTES - 1))
+            return _end_of(file.read(MOST_BYTES + 1)).decode(errors="replace")
     except OSError as error:
         raise Missing(f"{path}: {error.strerror}") from error
 
 
-def _whole_lines(end: bytes, begin: int) -> bytes:
-    """Return the end of a log without its first line where the log was cut within that: a part of a
-    secret cannot be known for one."""
-    return end if begin == 0 else end.partition(b"\n")[2]
+def _end_of(output: bytes) -> bytes:
+    """Return the last `MOST_BYTES`, in whole lines: a part of a secret cannot be known for one."""
+    return output if len(output) <= MOST_BYTES else output[-MOST_BYTES:].partition(b"\n")[2]
 
 
-def _run(*command: str, newest: bool = False) -> str:
-    """Return the output of a program of the system.
+def _run(*command: str) -> str:
+    """Return the output of a program of the system; of a long one the end.
 
     Raises:
         Missing: the program does not exist here, hangs, or has no output.
     """
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        process.kill()
-
-    with tempfile.TemporaryFile() as complaints:
-        try:
-            process = subprocess.Popen(  # noqa: S603 - fixed names
-                command, stdout=subprocess.PIPE, stderr=complaints
-            )
-        except FileNotFoundError:
-            raise Missing(f"{command[0]} is not here") from None
-        except OSError as error:
-            raise Missing(f"{command[0]}: {error}") from error
-        timer = threading.Timer(_COMMAND_S, end)
-        timer.start()
-        with process:
-            assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
-            output = _end_of(process.stdout) if newest else process.stdout.read(MOST_BYTES)
-            timer.cancel()
-            process.kill()  # what it has yet to say is not wanted
-        if late.is_set():
-            raise Missing(f"{command[0]}: no end within {_COMMAND_S:g} s")
-        if not output.strip():
-            complaints.seek(0)
-            reason = complaints.read(MOST_BYTES).decode(errors="replace").strip()
-            raise Missing(f"{' '.join(command[:2])}: {reason or 'no output'}")
-    return output.decode(errors="replace")
-
-
-def _end_of(stream: IO[bytes]) -> bytes:
-    """Return the last whole lines of `stream`, `MOST_BYTES` at most; holds twice as much at most,
-    however long it is."""
-    end, begin = bytearray(), 0
-    while part := stream.read(_PART_BYTES):
-        end += part
-        if len(end) > 2 * MOST_BYTES - _PART_BYTES:
-            begin += len(end) - MOST_BYTES
-            del end[:-MOST_BYTES]
-    begin += max(0, len(end) - MOST_BYTES)
-    return _whole_lines(bytes(end[-MOST_BYTES:]), begin)
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed names
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_COMMAND_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise Missing(f"{command[0]} is not here") from None
+    except subprocess.TimeoutExpired:
+        raise Missing(f"{command[0]}: no end within {_COMMAND_S:g} s") from None
+    except OSError as error:
+        raise Missing(f"{command[0]}: {error}") from error
+    if not done.stdout.strip():
+        reason = done.stderr.decode(errors="replace").strip()
+        raise Missing(f"{' '.join(command[:2])}: {reason or 'no output'}")
+    return _end_of(done.stdout).decode(errors="replace")

@@ -1,75 +1,258 @@
-"""`edge-server cameras …`: the arguments of each verb. Each verb imports its code when it runs."""
+"""`edge-server cameras`: which are there; one opened, measured, and a picture of it."""
 
 from __future__ import annotations
 
-import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from edge_server.cli.verbs import OK, Verbs, number
+from edge_server.cameras.colour import bgr_of
+from edge_server.cameras.gstreamer import choose_reader, gstreamer_missing, why_not_gstreamer
+from edge_server.cameras.opencv_settings import opencv_report
+from edge_server.cameras.recordings import write_picture
+from edge_server.cameras.source import is_live, open_source
+from edge_server.cameras.source_uri import SourceOptions, parse_source_uri, read_credentials
+from edge_server.cameras.v4l2 import VideoDevice, video_devices
+from edge_server.errors import SourceError
+from edge_server.pixels import PixelFormat
+from edge_server.process.masking import masked
 
-_ABOUT = """\
-The cameras of this machine: which are there, and what one gives. Neither needs the daemon; a camera
-that the daemon reads may be held by it.
-"""
-_CODES = """\
-exit codes: 0 done, 2 usage, 69 the camera gives no images now, or the picture cannot be written,
-78 the URI or the credentials are wrong and stay so, 130 interrupted
-"""
-READERS = ("auto", "gstreamer", "opencv")
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
 
+    from edge_server.cameras.frame import Frame, FrameSource
+    from edge_server.cameras.v4l2 import VideoMode
 
-def add_camera_verbs(parser: argparse.ArgumentParser) -> None:
-    """Add the verbs below `cameras`."""
-    verbs = Verbs(parser, about=_ABOUT, codes=_CODES)
-
-    listing = verbs.add("list", "the cameras that are plugged in, and what can read them", _list)
-    listing.add_argument("--json", action="store_true", help="one object, with every mode")
-
-    probe = verbs.add("probe", "what a camera gives: open it, read it for some seconds", _probe)
-    kinds = "/dev/video0, rtsp://HOST/PATH, http://HOST/PATH, csi://0, gst:PIPELINE or a file"
-    probe.add_argument("uri", metavar="URI", help=kinds)
-    probe.add_argument(
-        "--seconds",
-        type=number(float, lambda value: 0 < value <= 3600, "a number of seconds, up to 3600"),
-        default=5.0,
-        metavar="N",
-        help="default: 5",
-    )
-    probe.add_argument(
-        "--picture", type=_picture, metavar="FILE", help="write the last image: .png or .jpg"
-    )
-    probe.add_argument(
-        "--reader", choices=READERS, default="auto", help="default: GStreamer if any"
-    )
-    login = "user name and password, kept out of the list of processes"
-    probe.add_argument("--credentials", type=Path, metavar="FILE", help=login)
-    probe.add_argument("--json", action="store_true", help="one object instead of lines")
+_KINDS = ("csi", "v4l2", "rtsp", "http")
 
 
-def _picture(text: str) -> Path:
-    if Path(text).suffix.lower() not in {".png", ".jpg", ".jpeg"}:
-        raise argparse.ArgumentTypeError(f"{text}: give a name that ends in .png or .jpg")
-    return Path(text)
+def plugged_in(arguments: argparse.Namespace) -> Iterator[str]:
+    return list_cameras(Path("/dev"), as_json=arguments.json)
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    # Here and below: --help imports no OpenCV.
-    from edge_server.cli.camera_probing import list_cameras
+def list_cameras(devices: Path, *, as_json: bool = False) -> Iterator[str]:
+    """Yield lines about the cameras below `devices` (/dev), or one JSON object."""
+    found = list(video_devices(devices))
+    cameras = [each for each in found if isinstance(each, VideoDevice)]
+    faults = [str(each) for each in found if isinstance(each, SourceError)]
+    uris = _uris(cameras)
+    gstreamer = {kind: gstreamer_missing(kind) for kind in _KINDS}
+    opencv = opencv_report()
+    if as_json:
+        report = {
+            "cameras": [_object(uri, each) for uri, each in zip(uris, cameras, strict=True)],
+            "faults": faults,
+            "readers": {
+                "gstreamer": {kind: missing or None for kind, missing in gstreamer.items()},
+                "opencv": opencv,
+            },
+        }
+        yield json.dumps(report, indent=2)
+        return
+    for uri, camera in zip(uris, cameras, strict=True):
+        yield f"{uri}  {camera.name} ({camera.driver})"
+        for line in _modes(camera.modes):
+            yield f"    {line}"
+        if camera.other_formats and not uri.startswith("csi:"):
+            yield f"    also {', '.join(camera.other_formats)}, which neither reader takes"
+    for fault in faults:
+        yield f"fault: {fault}"
+    if not found:
+        yield f"no camera in {devices}; cameras in the network are not searched for"
+    for line in _readers(gstreamer, opencv):
+        yield line
 
-    for line in list_cameras(Path("/dev"), as_json=arguments.json):
-        print(line)
-    return OK
+
+def _uris(cameras: Sequence[VideoDevice]) -> list[str]:
+    """Return the URI of each camera: of a CSI sensor by its number among them, which is how Argus
+    counts (not seen on a board)."""
+    csi = [each.path for each in cameras if _is_csi(each)]
+    return [f"csi://{csi.index(each.path)}" if each.path in csi else each.path for each in cameras]
 
 
-def _probe(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.camera_probing import probe
+def _is_csi(camera: VideoDevice) -> bool:
+    """The driver of Tegra's CSI receiver names its devices like `vi-output, imx219 9-0010`."""
+    return camera.name.startswith("vi-output")
 
-    probe(
-        arguments.uri,
-        seconds=arguments.seconds,
-        picture=arguments.picture,
-        reader=arguments.reader,
-        credentials_file=arguments.credentials,
-        as_json=arguments.json,
-    )
-    return OK
+
+def _modes(modes: Sequence[VideoMode]) -> Iterator[str]:
+    """Yield a line for each format, with its sizes and their highest rate."""
+    for form, group in groupby(sorted(modes, key=lambda mode: mode.format), lambda m: m.format):
+        sizes: dict[tuple[int, int], float] = {}
+        for mode in group:
+            sizes[mode.size] = max(float(mode.fps), sizes.get(mode.size, 0.0))
+        texts = (
+            f"{size[0]} x {size[1]} at {fps:g}" for size, fps in sorted(sizes.items(), reverse=True)
+        )
+        yield f"{form}: {', '.join(texts)} fps"
+
+
+def _readers(gstreamer: dict[str, str], opencv: dict[str, Any]) -> Iterator[str]:
+    reasons = set(gstreamer.values())
+    if len(reasons) == 1:
+        (reason,) = reasons
+        yield f"GStreamer: {reason or 'reads every kind of camera'}"
+    else:
+        for kind, missing in gstreamer.items():
+            yield f"GStreamer, {kind}: {missing or 'can be read'}"
+    backends = ", ".join(opencv["backends"]) or "neither FFmpeg nor V4L2, so it reads no camera"
+    yield f"OpenCV {opencv['version']}: {backends}"
+
+
+def _object(uri: str, camera: VideoDevice) -> dict[str, Any]:
+    return {
+        "uri": uri,
+        "path": camera.path,
+        "name": camera.name,
+        "driver": camera.driver,
+        "modes": [
+            {
+                "format": mode.format,
+                "width": mode.size[0],
+                "height": mode.size[1],
+                "fps": round(float(mode.fps), 3),
+            }
+            for mode in camera.modes
+        ],
+        "other_formats": list(camera.other_formats),
+    }
+
+
+# A longer interval between two captures than this many usual ones counts as a gap.
+_GAP_PERIODS = 1.5
+
+
+@dataclass
+class Measured:
+    """What a source gave.
+
+    Attributes:
+        opened_s: until its first frame could be read.
+        arrivals_ns: CLOCK_MONOTONIC of each frame.
+        captures_ns: likewise, as the source knows it.
+        last: the last frame.
+        ended: a recording ended.
+        failure: why a camera stopped.
+    """
+
+    opened_s: float
+    arrivals_ns: list[int] = field(default_factory=list)
+    captures_ns: list[int] = field(default_factory=list)
+    last: Frame | None = None
+    ended: bool = False
+    failure: SourceError | None = None
+
+
+def probe(arguments: argparse.Namespace) -> Iterator[str]:
+    """Open a source, read it for some seconds, yield what it gives.
+
+    Raises:
+        SourceError: it gives no frames, or stopped; SourceUriError: its URI is wrong.
+        SettingsError: the credentials cannot be read.
+    """
+    uri, file, picture = arguments.uri, arguments.credentials, arguments.picture
+    credentials = None if file is None else read_credentials(file)
+    options = SourceOptions(credentials=credentials, reader=arguments.reader)
+    by = reader_of(uri, arguments.reader)
+    begun = time.monotonic()
+    source = open_source(uri, options=options)
+    try:
+        measured = measure(source, arguments.seconds, time.monotonic() - begun)
+        label = parse_source_uri(uri).label
+        if measured.last is None:
+            raise measured.failure or SourceError(f"{label}: ends without a frame")
+        facts = {"source": label, "reader": by, **facts_of(measured, source)}
+        if picture is not None:
+            write_picture(picture, bgr_of(measured.last.image))
+            facts["picture"] = str(picture.absolute())
+    finally:
+        source.close()
+    if arguments.json:
+        yield masked(json.dumps(facts, indent=2))
+    else:
+        for key, value in facts.items():
+            yield masked(f"{key.replace('_', ' '):16} {_in_words(value)}")
+    if measured.failure is not None:
+        raise measured.failure
+
+
+def _in_words(value: Any) -> str:
+    if value is None:
+        return "not known"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def reader_of(uri: str, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:
+    """Return who reads `uri`, and why it is not GStreamer where it is not.
+
+    Raises:
+        SourceError: as `open_source`.
+    """
+    if not is_live(uri):
+        return "of recordings"
+    parsed = parse_source_uri(uri)
+    missing = why_not_gstreamer(parsed.scheme, wanted)
+    if choose_reader(parsed, wanted, missing) == "gstreamer":
+        return "GStreamer"
+    version = f"OpenCV {opencv_report()['version']}"
+    return f"{version}, as {missing}" if missing else version
+
+
+def measure(
+    source: FrameSource,
+    seconds: float,
+    opened_s: float,
+    monotonic_ns: Callable[[], int] = time.monotonic_ns,
+) -> Measured:
+    """Read `source` for `seconds`, or until it ends or fails."""
+    measured = Measured(opened_s)
+    end_ns = monotonic_ns() + int(seconds * 1e9)
+    while monotonic_ns() < end_ns:
+        try:
+            frame = source.read()
+        except SourceError as error:
+            measured.failure = error
+            break
+        if frame is None:
+            measured.ended = True
+            break
+        measured.last = frame
+        measured.arrivals_ns.append(monotonic_ns())
+        measured.captures_ns.append(frame.capture_mono_ns)
+    return measured
+
+
+def facts_of(measured: Measured, source: FrameSource) -> dict[str, Any]:
+    """Return what people want to know of a camera, by name; at least one frame was measured."""
+    frame = measured.last
+    assert frame is not None  # noqa: S101  # for the type checker: the caller has looked
+    image = frame.image
+    spanned_s = (measured.arrivals_ns[-1] - measured.arrivals_ns[0]) / 1e9
+    count = len(measured.arrivals_ns)
+    pairs = zip(measured.arrivals_ns, measured.captures_ns, strict=True)
+    ages_ms = [(arrival - capture) / 1e6 for arrival, capture in pairs]
+    captures = measured.captures_ns
+    intervals = [after - before for before, after in pairwise(captures)]
+    usual = statistics.median(intervals) if intervals else 0
+    facts: dict[str, Any] = {
+        "format": image.pixel_format.value,
+        "size": "{} x {}".format(*frame.size),
+    }
+    if image.pixel_format is not PixelFormat.BGR:
+        facts["colour"] = f"{image.colour.matrix.value}, {image.colour.range.value} range"
+    return facts | {
+        "frames": count,
+        "fps": round((count - 1) / spanned_s, 2) if spanned_s else None,
+        "opened_after_s": round(measured.opened_s, 2),
+        "clock": frame.clock,
+        "age_ms_median": round(statistics.median(ages_ms), 1),
+        "age_ms_longest": round(max(ages_ms), 1),
+        "gaps": sum(interval > _GAP_PERIODS * usual for interval in intervals),
+        "damaged": getattr(source, "corrupt", None),
+        "ended": measured.ended,
+    }

@@ -1,172 +1,200 @@
-"""`edge-server convert SRC DST`: its arguments. The code is imported when the verb runs."""
+"""Converts: source → ONNX or GraphDef → further stages, compared, checked, and placed."""
 
 from __future__ import annotations
 
-import argparse
-import re
+import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from edge_server.cli.verbs import number, whole_number
-
-_ABOUT = """\
-Converts a model file into a model's directory, complete with config.pbtxt, a version and labels,
-and placed by one rename once the result gives what the source gives.
-
-SRC is an ONNX file, a Keras model (.keras, .h5), a SavedModel's directory, a frozen GraphDef (.pb,
-.graphdef), a TorchScript file, a program of torch.export (.pt2), a PyTorch module or checkpoint, a
-Paddle model, or a model's directory of a repository, of which the latest version is taken.
-DST is the directory of the new model, whose name the model gets.
-"""
-_CODES = """\
-exit codes: 0 done, 1 the result differs from the source by more than is allowed, 2 usage,
-69 a framework is not installed, 78 SRC, DST or a flag cannot be used; the text says why,
-130 interrupted; nothing is written unless the code is 0
-"""
-_DATATYPES = ("FP16", "FP32", "FP64", "BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64")
-_INPUT = re.compile(r"(?:(?P<name>[^:]+):)?(?P<shape>-?\d+(?:x-?\d+)*|)(?::(?P<type>\w+))?")
-_SOURCES = (
-    "onnx",
-    "keras",
-    "savedmodel",
-    "graphdef",
-    "torchscript",
-    "torch-export",
-    "torch-module",
-    "torch-weights",
-    "paddle",
+from edge_server.cli.check import check
+from edge_server.cli.main import command_line
+from edge_server.cli.model_push import read_model
+from edge_server.cli.verbs import FAILED, OK
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unavailable
+from edge_server.model_config.files import CONFIG_NAME
+from edge_server.repository.content import usable_tree
+from edge_server.repository.manifest import ABOUT_CONTENT
+from edge_server.repository.scan import NAME_RULE, is_model_name
+from edge_server.repository.transfer import entries_of, receive
+from edge_server.settings import read_settings
+from edge_server.tools.convert.conversion import Conversion, compare
+from edge_server.tools.convert.formats import (
+    SOURCES,
+    lacks,
+    read_source,
+    source_format,
 )
+from edge_server.tools.plan import build_for_people, find_target, verify
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from edge_server.repository.transfer import Entry
+    from edge_server.tools.convert.formats import FrameworkPackages
 
 
-def add_convert(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `convert`."""
-    parser.description, parser.epilog = _ABOUT, _CODES
-    add = parser.add_argument
-    add("source", type=Path, metavar="SRC")
-    add("target", type=Path, metavar="DST")
-    add(
-        "--to",
-        choices=("onnx", "graphdef", "openvino", "plan"),
-        default="onnx",
-        help="what it becomes; default: onnx",
-    )
-    add("--from", dest="source_format", choices=_SOURCES, help="what SRC is, if it does not show")
-    add("--fp16", action="store_true", help="in half precision; inputs and outputs stay FP32")
-    add("--int8", action="store_true", help="with Q/DQ nodes; needs --calibration")
-    add(
-        "--int8-operators",
-        type=_names,
-        default=("Conv",),
-        metavar="OPS",
-        help="the ONNX operators to quantise, like Conv,Gemm; default: Conv",
-    )
-    add("--per-tensor", action="store_true", help="INT8: one scale for all channels of a weight")
-    add(
-        "--calibration",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="recorded inputs for --int8: an .npz of arrays <input> or input.<input>, an .npy, or "
-        "a directory of them; repeatable",
-    )
-    add("--simplify", action="store_true", help="fold constants and drop what does nothing")
-    add("--version", type=_positive, default=1, metavar="N", help="of the model; default: 1")
-    add(
-        "--max-batch",
-        type=whole_number,
-        metavar="N",
-        help="max_batch_size; default: SRC's, or 4 where the batch is open",
-    )
-    add("--labels", type=Path, metavar="FILE", help="of the first output; default: SRC's")
-    add(
-        "--input",
-        dest="shapes",
-        type=_shape,
-        action="append",
-        default=[],
-        metavar="NAME:SHAPE[:TYPE]",
-        help="an input's shape, like images:-1x3x360x640:FP32, -1 for any size: PyTorch's files do "
-        "not have it; of other sources, the sizes of random inputs; repeatable",
-    )
-    add(
-        "--outputs",
-        type=_names,
-        default=(),
-        metavar="NAMES",
-        help="names of the outputs: of a GraphDef its nodes, of PyTorch's what they get",
-    )
-    add("--signature", default="", metavar="NAME", help="of a SavedModel; default: serving_default")
-    add("--module", default="", metavar="FILE.py:CLASS", help="of a PyTorch checkpoint")
-    add("--module-path", default="", metavar="DIR", help="where a pickled module's class lies")
-    add(
-        "--trust",
-        action="store_true",
-        help="SRC may run the code in it: a pickled module, Keras' Lambda layers",
-    )
-    add(
-        "--compare",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="recorded inputs to compare on, beside random ones; as --calibration has them",
-    )
-    add("--samples", type=_positive, default=4, metavar="N", help="random inputs; default: 4")
-    add(
-        "--seed", type=whole_number, default=0, metavar="N", help="of the random inputs; default: 0"
-    )
-    add(
-        "--limit",
-        type=number(float, lambda value: 0 <= value <= 1, "a share, 0 to 1"),
-        metavar="X",
-        help="the largest error, as a share of the output's largest value; default: 1e-4, with "
-        "--fp16 1e-2, with --int8 5e-2",
-    )
-    add(
-        "--isolated",
-        action="store_true",
-        help="run each framework in an environment of its own, made once below the user's cache",
-    )
-    add(
-        "--python",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="an interpreter that has the framework; repeatable",
-    )
-    add("--verbose", action="store_true", help="show what the frameworks print")
-    parser.set_defaults(verb=_convert, interrupted="\nedge-server: interrupted; nothing is written")
+def accept(
+    directory: Path, framework: FrameworkPackages, python: Path, show: Callable[[str], None]
+) -> None:
+    """Return if the daemon would load the model in `directory`, whose parent has no other.
+
+    Args:
+        directory: of the model.
+        framework: what runs it.
+        python: an interpreter that has it. Without msgspec, which the processes of models need
+            there, only configuration and files are checked.
+        show: called with each step.
+
+    Raises:
+        ModelConfigError: it would not load it; with check's own text.
+        Unavailable: it cannot load it now.
+    """
+    read_model(directory)
+    interpreters = {}
+    if not framework.is_ours and python != Path(sys.executable):
+        if lacks(python, ("msgspec",)):
+            show(f"not loaded: {python} lacks msgspec, which serving a model there needs")
+            return
+        interpreters = {framework.name: str(python)}
+    show("checking the model's directory")
+    off = {"enabled": False}
+    chosen: dict[str, Any] = {
+        "repository": {"paths": [str(directory.parent)]},
+        "grpc": off,
+        "metrics": off,
+    }
+    chosen["python"] = {"interpreters": interpreters}
+    findings = check(read_settings(None, chosen))
+    if findings.faults:
+        raise ModelConfigError("\n".join(findings.faults))
+    if findings.unavailable:
+        raise Unavailable("\n".join(findings.unavailable))
 
 
-def _convert(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.conversion import convert
+def build_plan(directory: Path, version: int, *, strongly_typed: bool) -> None:
+    """Build the plan of the model in `directory` with `plan build`, and hold it to `plan verify`.
 
-    return convert(arguments)
+    Args:
+        directory: of the model.
+        version: which holds the ONNX file.
+        strongly_typed: calculate in the types of the ONNX file.
+
+    Raises:
+        Unavailable: there is no TensorRT or no GPU here.
+        InternalError: the plan's outputs are not those of the ONNX file.
+    """
+    flags = ["--strongly-typed"] if strongly_typed else []
+    words = ["plan", "build", str(directory), "--version", str(version), *flags]
+    given = command_line().parse_args(words)
+    build_for_people(find_target(str(directory), (), version), given)
+    found = verify(find_target(str(directory), (), version), None, 4)
+    for line in found.lines:
+        print(line)
+    if not found.agrees:
+        raise InternalError(f"{directory.name}: the plan's outputs differ from the ONNX file's")
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"{text}: give names with commas between")
-    return names
+def convert(arguments: argparse.Namespace) -> int:
+    """Convert as `arguments` say; return the exit code. Nothing is written unless it succeeds.
+
+    Raises:
+        ModelConfigError: the source, its configuration or the destination cannot be used.
+        InvalidRequest: flags contradict each other, or a framework refuses the source.
+        Unavailable: a framework is not installed.
+        InternalError: a framework failed.
+    """
+    source = read_source(arguments.src)
+    name = vars(arguments)["from"] or source_format(source.path)
+    if name == "torch-module" and arguments.module:
+        name = "torch-weights"
+    target = _free_target(arguments.dst, arguments.version)
+    _check_flags(arguments, name)
+    with tempfile.TemporaryDirectory(prefix="edge-server-convert-") as scratch:
+        conversion = Conversion(arguments, source, SOURCES[name], Path(scratch), _show)
+        conversion.find_interpreters()
+        made = conversion.make()
+        for line in made.lines:
+            print(line)
+        errors = compare(conversion.samples, made.samples, conversion.limit)
+        for error in errors:
+            print(error)
+        recorded = len(conversion.recorded)
+        inputs = f"{made.samples - recorded} random and {recorded} recorded inputs"
+        if not all(error.agrees for error in errors):
+            print(
+                f"edge-server: the result differs from {source.path} on {inputs}; nothing is "
+                "written; --limit sets what is allowed",
+                file=sys.stderr,
+            )
+            return FAILED
+        print(f"the result agrees with {source.path} on {inputs}")
+        directory = conversion.write(made, target.name)
+        if arguments.to == "plan":
+            build_plan(directory, arguments.version, strongly_typed=conversion.precision != "fp32")
+        accept(directory, *conversion.interpreter(), _show)
+        print(f"{target}: {_place(directory, target, arguments.version)}")
+    return OK
 
 
-def _shape(text: str) -> tuple[str, str, list[int]]:
-    match = _INPUT.fullmatch(text)
-    datatype = ((match and match["type"]) or "FP32").upper()
-    if match is None or datatype not in _DATATYPES:
-        raise argparse.ArgumentTypeError(
-            f"{text}: give it as NAME:SHAPE or NAME:SHAPE:TYPE, like images:-1x3x360x640:FP32; "
-            f"types are {', '.join(_DATATYPES)}"
+def _show(text: str) -> None:
+    print(f"{text} …", file=sys.stderr, flush=True)
+
+
+def _check_flags(arguments: argparse.Namespace, source: str) -> None:
+    if source == "torch-module" and not arguments.trust:
+        raise InvalidRequest(
+            f"{arguments.src}: a pickled module or checkpoint; loading a module runs the code "
+            "in it: --trust, if you know who wrote it; of a checkpoint give --module FILE.py:CLASS"
         )
-    sizes = [int(size) for size in match["shape"].split("x")] if match["shape"] else []
-    if any(size == 0 or size < -1 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text}: a size is 1 or more, or -1 for any")
-    return match["name"] or "", datatype, sizes
+    if arguments.fp16 and arguments.int8:
+        raise InvalidRequest("--fp16 and --int8: give one of the two")
+    if arguments.int8 and not arguments.calibration:
+        raise InvalidRequest(
+            "--int8 needs the ranges of typical inputs: --calibration PATH with recorded ones"
+        )
+    if arguments.to == "graphdef" and (arguments.fp16 or arguments.int8 or arguments.simplify):
+        raise InvalidRequest("--fp16, --int8 and --simplify are of ONNX; leave out --to graphdef")
+    if arguments.to == "openvino" and arguments.int8:
+        raise InvalidRequest("--int8: not tested with OpenVINO here; leave out one of the two")
+    for flag, path in (("--labels", arguments.labels), ("--module-path", arguments.module_path)):
+        if path and not Path(path).exists():
+            raise InvalidRequest(f"{flag} {path}: no such file")
 
 
-def _positive(text: str) -> int:
-    if whole_number(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
-    return int(text)
+def _free_target(target: Path, version: int) -> Path:
+    place = target.expanduser().absolute()
+    if not is_model_name(place.name):
+        raise ModelConfigError(f"{target}: '{place.name}' is no model's name: {NAME_RULE}")
+    if (place / str(version)).exists():
+        raise ModelConfigError(
+            f"{place / str(version)}: is there already; --version N adds another version"
+        )
+    return place
+
+
+def _place(directory: Path, target: Path, version: int) -> str:
+    """Place the model, with the versions that are there, by one rename; return what was done."""
+    tree = usable_tree(directory.parent, directory.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = entries_of(tree)
+    if not target.exists():
+        receive(target.parent, new, target.name)
+        return f"version {version} of a new model"
+    there = usable_tree(target.parent, target.name)
+    paths = {file.path for file in there.files}
+    mine = (target / CONFIG_NAME).read_bytes() if CONFIG_NAME in paths else b""
+    if mine != (directory / CONFIG_NAME).read_bytes():
+        raise ModelConfigError(
+            f"{target / CONFIG_NAME}: is another than the one of version {version}:\n"
+            f"{(directory / CONFIG_NAME).read_text(encoding='utf-8')}convert into a directory of "
+            "its own, and move the version"
+        )
+
+    def entries() -> Iterator[Entry]:
+        yield from entries_of(there, only=lambda path: path not in ABOUT_CONTENT)
+        yield from entries_of(tree, only=lambda path: path.partition("/")[0] == str(version))
+
+    receive(target.parent, entries(), target.name)
+    return f"version {version}, beside those that were there"

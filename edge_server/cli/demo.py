@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import queue
-import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,17 +26,20 @@ from edge_server.cli.tables import REFRESH_S, LaneTable
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.mqtt import payloads
-from edge_server.mqtt.clients import LaneSubscriber
+from edge_server.mqtt.broker import address_of
+from edge_server.mqtt.clients import try_broker
 from edge_server.process.logs import set_up_logging
 from edge_server.settings import LogSection, Settings, read_settings
 
 if TYPE_CHECKING:
+    import argparse
     import threading
     from collections.abc import Mapping, Sequence
 
     from edge_server.cameras.frame import Frame
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.settings import Mqtt
 
 DEVICE = "demo"
 PICTURE = Path("lanes.png")
@@ -50,38 +50,23 @@ _TIMEOUT_S = 15.0
 
 
 def run_demo(
-    source: str,
-    stop: threading.Event,
-    *,
-    frames: int,
-    broker: Mapping[str, Any] | None,
-    repositories: Sequence[str] | None,
-    as_json: bool,
-    page_port: int | None,
-    calibration: str | None,
-    video: str | None,
+    arguments: argparse.Namespace, stop: threading.Event, broker: Mapping[str, Any] | None
 ) -> None:
-    """Start a daemon with one camera, subscribe to its broker, show messages, write a picture.
+    """Start a daemon with one camera, show its messages, write a picture.
 
-    Returns when `frames` messages arrived, the source ended or `stop` was set; with a `page_port`
-    at `stop` alone.
+    Returns when as many messages as wanted arrived, the source ended or `stop` was set; with a port
+    for the page at `stop` alone.
 
     Args:
-        source: the camera's source; a plain path is played again and again, once for a `video`.
+        arguments: a plain path as the source is played again and again, once for a video.
         stop: ends the demo, also while it starts.
-        frames: number of lane messages to wait for; 0 is unlimited.
-        broker: `host` and `port` to publish to; without it a private mosquitto if one is
-            installed, else none: the messages are then taken from the daemon directly.
-        repositories: paths of repositories; None or empty are the shipped models.
-        as_json: print each message instead of the table.
-        page_port: of the page, which is to stay; None takes a free one.
-        calibration: the camera's file; None is that of a drawn road or a recording, where the
-            source is one.
-        video: the file of a video to write; None writes none.
+        broker: `host` and `port` to publish to, beside the messages that are shown.
 
     Raises:
         EdgeServerError: a part is missing or wrong; see `Daemon`.
     """
+    source, as_json, page_port = arguments.source, arguments.json, arguments.serve
+    video: Path | None = arguments.video
     log_switches = set_up_logging(LogSection(info=False))
     output = sys.stderr if as_json else sys.stdout
     inbox = Inbox()
@@ -89,31 +74,27 @@ def run_demo(
     with ExitStack() as running:
         settings = _settings(
             source,
-            broker or _private_broker(running, stop),
-            repositories,
+            broker,
+            arguments.model_repository,
             page_port or 0,
-            calibration or _calibration_file(source, running),
+            arguments.calibration or _calibration_file(source, running),
             loop=video is None,
         )
         if page_port is not None:
             _require_free(page_port)
-        listeners: list[Listener] = [_keep_in(newest)]
-        if settings.mqtt is None:
-            listeners.append(_put_directly(inbox))
+        listeners: list[Listener] = [_keep_in(newest), _messages_to(inbox)]
         if video is not None:
-            _require_other_file(Path(video), settings.cameras["road"].uri)
-            listeners.append(_into_video(Path(video), running, output))
+            _require_other_file(video, settings.cameras["road"].uri)
+            listeners.append(_into_video(video, running, output))
         daemon = Daemon(settings, listeners, log_switches)
         if settings.mqtt is not None and not stop.is_set():
-            subscriber = LaneSubscriber(settings.mqtt, DEVICE, inbox.add)
-            running.callback(subscriber.close)
+            _require_broker(settings.mqtt)
         daemon.start(stop)
         running.callback(daemon.stop)
         if not stop.is_set():
             print(_heading(source, daemon, settings), file=output, flush=True)
-            keep = page_port is not None
-            _show(inbox, daemon, stop, frames=frames, source=source, as_json=as_json, keep=keep)
-            if keep:
+            _show(inbox, daemon, stop, arguments)
+            if page_port is not None:
                 stop.wait()
     if newest:
         _leave_picture(*newest[0], output)
@@ -129,6 +110,15 @@ def _require_free(port: int) -> None:
             f"the page cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno or 0)}; choose "
             "another port with --serve PORT"
         ) from error
+
+
+def _require_broker(mqtt: Mqtt) -> None:
+    """Raises: Unavailable: it does not take a connection; the daemon would wait for it."""
+    if fault := try_broker(mqtt, f"{DEVICE}-test").fault:
+        raise Unavailable(
+            f"MQTT broker {address_of(mqtt)} cannot be reached: {fault}; start one there, or leave "
+            "--mqtt out"
+        )
 
 
 class Inbox(queue.Queue[bytes]):
@@ -148,9 +138,9 @@ class Inbox(queue.Queue[bytes]):
 def _settings(
     source: str,
     broker: Mapping[str, Any] | None,
-    repositories: Sequence[str] | None,
+    repositories: Sequence[Path],
     page_port: int,
-    calibration: str | None,
+    calibration: Path | str | None,
     *,
     loop: bool,
 ) -> Settings:
@@ -158,7 +148,7 @@ def _settings(
         source = f"file://{quote(str(Path(source).absolute()))}?loop={str(loop).lower()}"
     chosen: dict[str, Any] = {
         "device": {"id": DEVICE},
-        "repository": {"paths": list(repositories or (str(shipped_models()),))},
+        "repository": {"paths": list(map(str, repositories or (shipped_models(),)))},
         "grpc": {"port": 0},
         "metrics": {"enabled": False},
         "http": {"port": page_port},
@@ -167,7 +157,7 @@ def _settings(
     if broker is not None:
         chosen["mqtt"] = dict(broker)
     if calibration is not None:
-        chosen["cameras"]["road"]["calibration"] = calibration
+        chosen["cameras"]["road"]["calibration"] = str(calibration)
     return read_settings(None, chosen)
 
 
@@ -248,8 +238,8 @@ def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
     return video
 
 
-def _put_directly(inbox: Inbox) -> Listener:
-    """Return a listener that replaces the broker where none is installed."""
+def _messages_to(inbox: Inbox) -> Listener:
+    """Return a listener that makes the messages which a broker would get."""
     identity = Identity.of_this_host(DEVICE, VERSION)
     counter = itertools.count()
 
@@ -263,23 +253,17 @@ def _put_directly(inbox: Inbox) -> Listener:
 
 def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
     mqtt = settings.mqtt
-    broker = "no MQTT broker here" if mqtt is None else f"MQTT on {mqtt.host}:{mqtt.port}"
+    broker = "no MQTT broker" if mqtt is None else f"MQTT on {mqtt.host}:{mqtt.port}"
     shown, port = masked_uri(source), daemon.grpc_port
     page = f"http://127.0.0.1:{daemon.http_port}/"
     return f"edge-server {VERSION}: {shown}; gRPC on 127.0.0.1:{port}; {broker}; page: {page}"
 
 
 def _show(
-    inbox: Inbox,
-    daemon: Daemon,
-    stop: threading.Event,
-    *,
-    frames: int,
-    source: str,
-    as_json: bool,
-    keep: bool,
+    inbox: Inbox, daemon: Daemon, stop: threading.Event, arguments: argparse.Namespace
 ) -> None:
-    table = None if as_json else LaneTable()
+    source, frames, keep = arguments.source, arguments.frames, arguments.serve is not None
+    table = None if arguments.json else LaneTable()
     arrived = 0
     reason = ""
     give_up = time.monotonic() + _TIMEOUT_S
@@ -333,37 +317,3 @@ def free_name(path: Path) -> Path:
     """Return `path`, or if it exists a free name like `lanes-2.png`."""
     names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(name for name in itertools.chain([path], names) if not os.path.lexists(name))
-
-
-def _private_broker(running: ExitStack, stop: threading.Event) -> dict[str, Any] | None:
-    """Start a mosquitto that ends with `running`; return None if it is not installed.
-
-    Raises:
-        Unavailable: mosquitto is installed and does not start.
-    """
-    binary = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
-    if binary is None:
-        return None
-    folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="edge-server-demo-")))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    configuration = folder / "mosquitto.conf"
-    configuration.write_text(
-        f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
-    )
-    broker = subprocess.Popen(  # noqa: S603
-        [binary, "-c", str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    # Ctrl-C in a terminal ends mosquitto together with us: its disconnect is expected.
-    logging.getLogger("edge_server.mqtt").setLevel(logging.ERROR)
-    running.callback(broker.wait)
-    running.callback(broker.terminate)
-    for _ in range(100):
-        with suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            break
-        if stop.wait(0.05):
-            break
-    else:
-        raise Unavailable(f"{binary} did not start; give another broker with --mqtt HOST:PORT")
-    return {"host": "127.0.0.1", "port": port}

@@ -1,4 +1,4 @@
-"""`edge-server doctor`: its flags and its report. The checks are imported when it runs."""
+"""`edge-server doctor`: its report."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edge_server.board.board import JETPACKS
+from edge_server.board.doctor.examination import examine
 from edge_server.board.doctor.hardware import Level
-from edge_server.cli.running_daemon import add_config_flag
 from edge_server.cli.tables import table
-from edge_server.cli.verbs import OK
+from edge_server.cli.verbs import FAILED, OK
 
 if TYPE_CHECKING:
     import argparse
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
     from edge_server.board.doctor.examination import Examination
 
-FAULTY = 1
-
-_ABOUT = """\
-Looks at the board, its JetPack, GPU and NVDLA, at cameras, libraries, settings and surroundings,
-and reports of each whether it is well and what to do where it is not. Changes nothing. Drivers and
-libraries are tried in processes of their own, so that one that crashes or hangs costs its line.
-"""
-_CODES = "exit codes: 0 no fault (warnings there may be), 1 at least one fault, 2 usage"
 _MARKS = MappingProxyType({Level.OK: "✔", Level.WARNING: "‼", Level.FAULT: "✘"})
 _COLOURS = MappingProxyType({Level.OK: "32", Level.WARNING: "33", Level.FAULT: "31"})
 # JetPack 7.0 and 7.1.
@@ -39,25 +31,11 @@ _NVDLA = MappingProxyType(
 )
 
 
-def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `doctor`."""
-    parser.description, parser.epilog = _ABOUT, _CODES
-    add_config_flag(parser)
-    parser.add_argument("--json", action="store_true", help="one object, with all facts found")
-    parser.add_argument(
-        "--matrix",
-        action="store_true",
-        help="only print which JetPack brings what, and where NVDLA can be used",
-    )
-    parser.set_defaults(verb=_doctor)
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
+def doctor(arguments: argparse.Namespace) -> int:
+    """Print what was found; return the exit code."""
     if arguments.matrix:
         print("\n".join(matrix()))
         return OK
-    from edge_server.board.doctor.examination import examine
-
     examination = examine(arguments.config)
     if arguments.json:
         print(as_json(examination))
@@ -66,7 +44,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         for line in text(examination, marks=marks, colour=sys.stdout.isatty() and not plain):
             print(line)
-    return FAULTY if examination.count(Level.FAULT) else OK
+    return FAILED if examination.count(Level.FAULT) else OK
 
 
 def text(examination: Examination, *, marks: bool, colour: bool) -> Iterator[str]:

@@ -13,8 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.cli.running_daemon import add_config_flag, settings_of
-from edge_server.cli.verbs import OK, UNAVAILABLE, USAGE, seconds
+from edge_server.api.grpc.client import not_ready_reason
+from edge_server.api.http.scrape import scrape
+from edge_server.cli.running_daemon import settings_of
+from edge_server.cli.verbs import OK, UNAVAILABLE, USAGE
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:
@@ -30,12 +32,6 @@ _LANES_WITHIN_S = 2.0
 _LOOK_S = 0.5
 # What the clocks of two processes may differ by.
 _JITTER_S = 0.2
-_ABOUT = """\
-Looks at the running daemon: it is ready on gRPC, is of the installed version, and has what each
---require names. With --wait it looks again until all of that has been so for --stable seconds
-without a restart. Reads the metrics endpoint, so [metrics] must be on.
-"""
-_CODES = "exit codes: 0 healthy, 2 usage, 69 not healthy (in time), 78 the settings are wrong"
 _KINDS = "model:NAME, camera:NAME, lanes:NAME or mqtt"
 
 
@@ -95,39 +91,8 @@ def _may_be_one(a: tuple[float, float], b: tuple[float, float]) -> bool:
     return a[0] <= b[1] + _JITTER_S and b[0] <= a[1] + _JITTER_S
 
 
-def add_health(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `health`."""
-    parser.description, parser.epilog = _ABOUT, _CODES
-    add_config_flag(parser)
-    parser.add_argument(
-        "--require",
-        action="append",
-        default=[],
-        metavar="WHAT",
-        help="model:NAME is READY, camera:NAME delivers frames, lanes:NAME has valid lanes, or "
-        "mqtt is connected; repeatable",
-    )
-    parser.add_argument(
-        "--wait", type=seconds, default=0.0, metavar="S", help="look for so long; default: once"
-    )
-    parser.add_argument(
-        "--stable",
-        type=seconds,
-        metavar="S",
-        help=f"of --wait, how long it must stay healthy; default: {STABLE_S:g}, or all of --wait",
-    )
-    parser.add_argument(
-        "--lanes-within",
-        type=seconds,
-        default=_LANES_WITHIN_S,
-        metavar="S",
-        help=f"greatest age of the lanes of lanes:NAME; default: {_LANES_WITHIN_S:g}",
-    )
-    parser.add_argument("--json", action="store_true", help="one object with every requirement")
-    parser.set_defaults(verb=_health)
-
-
-def _health(arguments: argparse.Namespace) -> int:
+def health(arguments: argparse.Namespace) -> int:
+    """Look, and print what was found; return the exit code."""
     settings = settings_of(arguments)
     stable_s = min(STABLE_S, arguments.wait) if arguments.stable is None else arguments.stable
     faults = faults_of(arguments.require, settings)
@@ -245,9 +210,6 @@ def _no_such_model(name: str, repositories: Sequence[str]) -> str:
 
 def look(settings: Settings, required: Sequence[str], lanes_within_s: float) -> Look:
     """Look at the daemon once; it may be missing."""
-    from edge_server.api.grpc.client import not_ready_reason
-    from edge_server.api.http.scrape import scrape
-
     try:
         before_s = time.monotonic()
         metrics = scrape(settings.metrics.host, settings.metrics.port)

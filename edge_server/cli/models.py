@@ -1,211 +1,500 @@
-"""`edge-server models …`: the arguments of each verb, whose code is imported when it runs."""
+"""What each verb of `edge-server models` does; every function returns the exit code."""
 
 from __future__ import annotations
 
-import argparse
-from functools import partial
+import hashlib
+import json
+import shutil
+import sys
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from edge_server.cli.verbs import Verbs, seconds
+import msgspec
 
-_ABOUT = """\
-Brings models into repositories so that a daemon which follows one never sees half of one: a copy
-under a dot name, with a manifest of every file's size and sha256, then one rename. What was there
-before is kept for `rollback`. What editors and Python leave behind (.*, *~, *.tmp, __pycache__) is
-no part of a model and stays behind.
+from edge_server.cli.model_push import (
+    await_verdict,
+    copy_progress,
+    model_tree,
+    pack,
+    print_delivery,
+    pull,
+    sent_entries,
+    write_manifest,
+)
+from edge_server.cli.tables import size_text
+from edge_server.cli.tables import table as aligned
+from edge_server.cli.verbs import FAILED, OK
+from edge_server.errors import InternalError, ModelConfigError, SettingsError
+from edge_server.process.disk import cache_directory
+from edge_server.repository.content import Inventory, model_names, take_inventory
+from edge_server.repository.manifest import (
+    ABOUT_CONTENT,
+    NAME,
+    SignaturePolicy,
+    SigningKey,
+    make_keys,
+    unfit,
+)
+from edge_server.repository.remote import archive_entries, open_origin
+from edge_server.repository.remote_files import download
+from edge_server.repository.scan import NAME_RULE, is_model_name
+from edge_server.repository.ssh import repository_at
+from edge_server.repository.store_state import installed_store
+from edge_server.repository.transfer import (
+    Entry,
+    read_archive,
+    receive,
+    roll_back,
+    to_last_good,
+    write_archive,
+)
+from edge_server.repository.verdicts import (
+    GOOD,
+    Held,
+    Verdict,
+    quarantined_in,
+    release,
+    verdicts_on,
+)
 
-A repository is a directory, or [USER@]HOST:DIRECTORY, reached with ssh; that host needs edge-server
-in the PATH of that user.
-"""
-_CODES = """\
-exit codes: 0 done, 1 failed (verify: it is not what its manifest says, or not signed by that key;
-push, rollback: the daemon refused it or rolled it back, or other content took its place before the
-daemon decided), 2 usage, 69 the host or the daemon cannot be reached, 75 the daemon has not decided
-yet, 78 no such model, or it or a key cannot be used; the text says why, 130 interrupted
-"""
-_INTERRUPTED = "edge-server: interrupted; no half model is left"
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from edge_server.repository.content import Inventory
+    from edge_server.repository.remote import Origin
+    from edge_server.repository.remote_files import RemoteFile
+    from edge_server.repository.ssh import RemoteRepository
+    from edge_server.repository.transfer import Delivery
+
+_HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS", "DAEMON")
 
 
-def add_verbs(parser: argparse.ArgumentParser) -> None:
-    """Add the verbs below `models`."""
-    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
+@dataclass(frozen=True)
+class Listing:
+    """The models of a repository, with their state in its daemon's store; `verdicts` by model is
+    None if no reachable daemon follows the repository."""
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
-        return verbs.add(name, text, partial(_run, name))
+    inventories: list[Inventory]
+    verdicts: dict[str, Verdict] | None
+    quarantined: list[Held]
 
-    push = add("push", "put a model into a repository")
-    push.add_argument(
-        "directory", type=Path, metavar="DIR", help="the model, named as its directory is"
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def local_listing(repository: Path, store: Path | None = None, name: str = "") -> Listing:
+    """Return the listing of a repository on this machine.
+
+    Without `store`, that of the usual places is taken; one that cannot be read is only noted on
+    standard error. `name` is the only model; empty for all.
+
+    Raises:
+        ModelConfigError: the repository cannot be read.
+        SettingsError: `store` cannot be read.
+    """
+    names = [name] if name else model_names(repository)
+    inventories = [take_inventory(repository, each) for each in names]
+    held: list[Held] = []
+    try:
+        held = quarantined_in(store or installed_store())
+    except SettingsError as error:
+        if store is not None:
+            raise
+        print(f"note: what is in quarantine is not known: {error}", file=sys.stderr)
+    verdicts = None
+    try:
+        verdicts = verdicts_on(repository, store)
+    except SettingsError as error:
+        print(f"note: what the daemon reports is not known: {error}", file=sys.stderr)
+    return Listing(inventories, verdicts, held)
+
+
+def remote_listing(
+    repository: RemoteRepository, store: Path | None = None, name: str = ""
+) -> Listing:
+    """Return the listing of a repository on another machine; see `local_listing`.
+
+    Raises:
+        EdgeServerError: the repository cannot be read, or reached.
+    """
+    at = ["--store", str(store)] if store else []
+    output = repository.output("list", repository.directory, f"--inventory={name}", *at)
+    try:
+        return msgspec.json.decode(output, type=Listing)
+    except ValueError as error:
+        raise InternalError(f"{repository}: replied with what is no list: {error}") from error
+
+
+def faults_of(inventory: Inventory, keys: Sequence[Path] = ()) -> list[str]:
+    """Return the faults of a model's manifest and, if there are keys, of its signature.
+
+    Raises:
+        ModelConfigError: the model itself cannot be read.
+        SettingsError: a key is invalid.
+    """
+    if inventory.fault:
+        raise ModelConfigError(inventory.fault)
+    found = _manifest_fault(inventory), _signature_fault(inventory, _policy(keys))
+    return [fault for fault in found if fault]
+
+
+def rows(listing: Listing, keys: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """Return all facts about each model, as JSON has them.
+
+    `manifest` is "none", "fits" or the mismatch; `signature` is "none", "unchecked", "good" or its
+    fault; `quarantine` is the reason why no daemon with that store loads the model, or empty;
+    `daemon` is the daemon's verdict, left out without verdicts.
+
+    Raises:
+        SettingsError: a key is invalid.
+    """
+    policy = _policy(keys)
+    quarantine = {held.digest: held.reason for held in listing.quarantined}
+    found = [_row(inventory, policy, quarantine) for inventory in listing.inventories]
+    for row in found if listing.verdicts is not None else []:
+        verdict = (listing.verdicts or {}).get(row["name"], Verdict())
+        seen = verdict.digest in ("", row.get("digest", ""))
+        row["daemon"] = {
+            "outcome": (verdict.outcome if seen else "") or "not seen yet",
+            "reason": verdict.reason if seen else "",
+            "serves": verdict.serves,
+            "last_good": verdict.last_good,
+        }
+    return found
+
+
+def _policy(keys: Sequence[Path]) -> SignaturePolicy | None:
+    return SignaturePolicy("require", keys) if keys else None
+
+
+def _row(
+    inventory: Inventory, policy: SignaturePolicy | None, quarantine: Mapping[str, str]
+) -> dict[str, Any]:
+    name, previous = inventory.name, inventory.has_previous
+    if inventory.fault:
+        return {"name": name, "fault": inventory.fault, "previous": previous}
+    manifest, signature = "none", "none"
+    if inventory.manifest is not None:
+        manifest = _manifest_fault(inventory) or "fits"
+    if inventory.signature is not None:
+        good = "unchecked" if policy is None else "good"
+        signature = _signature_fault(inventory, policy) or good
+    digest, files = inventory.content.digest, inventory.content.files
+    return {
+        "name": name,
+        "versions": inventory.versions,
+        "bytes": sum(files[path].size for path in files.keys() - ABOUT_CONTENT),
+        "digest": digest,
+        "manifest": manifest,
+        "signature": signature,
+        "quarantine": quarantine.get(digest, ""),
+        "previous": previous,
+    }
+
+
+def _manifest_fault(inventory: Inventory) -> str:
+    if inventory.manifest is None:
+        return f"it has no {NAME}; push it with `edge-server models push`"
+    content = inventory.content
+    return unfit(inventory.manifest, inventory.name, content.files, content.empty)
+
+
+def _signature_fault(inventory: Inventory, policy: SignaturePolicy | None) -> str:
+    if policy is None:
+        return ""
+    try:
+        policy.check(inventory.name, (inventory.manifest, inventory.signature))
+    except ModelConfigError as error:
+        return str(error).removeprefix(f"model '{inventory.name}': ")
+    return ""
+
+
+def table(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the rows as text, a line for each model, with the faults in full below."""
+    cells = [_HEAD, *(_cells(row) for row in found)]
+    if not any("daemon" in row for row in found):
+        cells = [line[:-1] for line in cells]
+    lines = aligned(cells, left=range(len(cells[0])))
+    for row in found:
+        lines += [
+            f"{row['name']}: {row[what]}"
+            for what in ("fault", "manifest", "signature")
+            if _mark(row.get(what, "none")) == "WRONG"
+        ]
+        lines += [f"{row['name']}: {line}" for line in _daemon_lines(row)]
+    return lines
+
+
+def _daemon_lines(row: dict[str, Any]) -> list[str]:
+    """Return lines for a model that does not serve as stored, and for the content that serves."""
+    daemon = row.get("daemon", {})
+    lines = [f"{daemon['outcome']}: {daemon['reason']}"] if daemon.get("reason") else []
+    serves = daemon.get("serves", "")
+    if serves and serves != row.get("digest"):
+        good = " (last known good)" if serves == daemon["last_good"] else ""
+        lines.append(f"{serves[:12]} serves{good}")
+    return lines
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    before = "yes" if row["previous"] else "-"
+    daemon = row.get("daemon", {}).get("outcome", "")
+    if "fault" in row:
+        return (row["name"], "-", "-", "-", "WRONG", "-", before, daemon)
+    return (
+        row["name"],
+        ",".join(map(str, row["versions"])) or "-",
+        size_text(row["bytes"]),
+        row["digest"][:12],
+        _mark(row["manifest"]),
+        _mark(row["signature"]),
+        before,
+        "serves" if daemon == GOOD else daemon,
     )
-    push.add_argument("--to", required=True, metavar="REPO", help="where to")
-    push.add_argument(
-        "--version",
-        type=_version,
-        metavar="N",
-        help="only this version; the rest of the model stays as it is there",
-    )
-    push.add_argument("--sign", type=Path, metavar="KEY", help="sign it with this private key")
-    push.add_argument(
-        "--allow-interface-change",
-        action="store_true",
-        help="it may break those who call what it replaces: other names, types or shapes",
-    )
-    push.add_argument(
-        "--in-place",
-        action="store_true",
-        help="leave the manifest, and the signature, in DIR as well",
-    )
-    _takes_waiting(push)
-    _takes_ssh(push)
-
-    accept = add("accept", "put the model into a repository that comes as an archive on stdin")
-    accept.add_argument("--to", type=_directory, required=True, metavar="DIR", help="where to")
-    _takes_waiting(accept)
-
-    pull = add("pull", "fetch a model, held against its manifest")
-    pull.add_argument(
-        "name",
-        metavar="NAME|URL",
-        help="s3://BUCKET/KEY, https://HOST/PATH or oci://REGISTRY/REPOSITORY:TAG is a URL; one of "
-        "the first two that ends with / is a model's directory with its manifest, any other an "
-        "archive",
-    )
-    pull.add_argument("--from", dest="source", metavar="REPO", help="where from, for a NAME")
-    pull.add_argument(
-        "--to",
-        type=_directory,
-        required=True,
-        metavar="DIR",
-        help="it becomes DIR/NAME; '-' writes an archive to stdout, as `accept` reads it",
-    )
-    pull.add_argument(
-        "--name", dest="rename", default="", metavar="N", help="what a URL's model becomes"
-    )
-    pull.add_argument(
-        "--sha256",
-        type=_sha256,
-        metavar="D",
-        help="of a URL's archive, or of its manifest: nothing else is taken",
-    )
-    _takes_ssh(pull)
-
-    listing = add("list", "what is in a repository, and whether it is as it was made")
-    listing.add_argument(
-        "repository", nargs="?", default="models", metavar="REPO", help="default: models"
-    )
-    _takes_keys(listing, "check signatures with it; repeatable")
-    # All that this verb and `push --version` need of a repository on another machine.
-    listing.add_argument("--inventory", metavar="NAME", help=argparse.SUPPRESS)
-    listing.add_argument(
-        "--json", action="store_true", help="a list of objects, with whole digests"
-    )
-    _takes_store(listing, "its verdict on each model and its quarantine are")
-    _takes_ssh(listing)
-
-    verify = add("verify", "whether a model is what its manifest says")
-    verify.add_argument("directory", type=Path, metavar="DIR", help="the model's, or REPO/NAME")
-    _takes_keys(verify, "it must be signed with the private one of it; repeatable")
-
-    rollback = add("rollback", "what a model was before its last push; again undoes it")
-    rollback.add_argument("name", metavar="NAME")
-    rollback.add_argument("--to", required=True, metavar="REPO", help="where")
-    rollback.add_argument(
-        "--to-last-good",
-        action="store_true",
-        help="to what the daemon which follows REPO has last found good, whatever was pushed since",
-    )
-    _takes_waiting(rollback)
-    _takes_ssh(rollback)
-
-    release = add("release", "let a model out of quarantine; the daemon tries it again")
-    release.add_argument("name", metavar="NAME")
-    release.add_argument(
-        "--digest",
-        type=_digest,
-        metavar="D",
-        help="only what has this digest, or one that begins so; default: all of that model",
-    )
-    _takes_store(release, "it is in quarantine")
-
-    sign = add("sign", "write a model's manifest and signature into its directory")
-    sign.add_argument("directory", type=Path, metavar="DIR", help="the model")
-    sign.add_argument("--key", type=Path, required=True, metavar="KEY", help="the private key")
-
-    keygen = add("keygen", "make a key to sign models with")
-    keygen.add_argument(
-        "--out", type=Path, required=True, metavar="KEY", help="the public one becomes KEY.pub"
-    )
 
 
-def _takes_ssh(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--ssh", default="ssh", metavar="COMMAND", help="like 'ssh -p 2222 -i KEY'; default: ssh"
-    )
+def _mark(state: str) -> str:
+    return state if state in {"none", "fits", "unchecked", "good"} else "WRONG"
 
 
-def _takes_store(verb: argparse.ArgumentParser, text: str) -> None:
-    verb.add_argument(
-        "--store",
-        type=Path,
-        metavar="DIR",
-        help=f"where the daemon keeps its copies of models, in which {text}; default: the "
-        "installed daemon's, else yours",
-    )
+def pull_url(
+    url: str,
+    directory: Path,
+    progress: Callable[[int], None],
+    *,
+    name: str,
+    sha256: str,
+) -> Delivery:
+    """Place the model at `url` in the repository `directory`, under its name.
+
+    What is fetched lies below the user's cache directory until the model is in place, so that
+    another pull goes on where this one ends. The repository never holds half of a model.
+
+    Args:
+        url: see `open_origin`.
+        name: the model's name here; by default the origin's.
+        sha256: of the archive or the manifest.
+
+    Raises:
+        ModelConfigError: the content is not as its digest says, or no model that loads.
+        EdgeServerError: the origin cannot be reached, or `directory` refuses the model.
+    """
+    with closing(open_origin(url, sha256)) as origin:
+        return _pull_from(origin, url, directory, progress, name=name, sha256=sha256)
 
 
-def _takes_waiting(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--wait",
-        action="store_true",
-        help="fail where no daemon decides on it; by default only one that follows REPO is waited "
-        "for, until it serves the model, refuses it or rolls it back",
-    )
-    verb.add_argument("--no-wait", action="store_true", help="do not wait for a daemon")
-    verb.add_argument(
-        "--until-passed",
-        action="store_true",
-        help="as --wait, and until its canary has passed too, which takes requests",
-    )
-    verb.add_argument(
-        "--wait-secs",
-        type=seconds,
-        default=300.0,
-        metavar="S",
-        help="how long; building a plan takes minutes (default: %(default)g)",
-    )
-    _takes_store(verb, "its verdict on each model is")
+def _pull_from(
+    origin: Origin,
+    url: str,
+    directory: Path,
+    progress: Callable[[int], None],
+    *,
+    name: str,
+    sha256: str,
+) -> Delivery:
+    model = name or origin.name
+    if not is_model_name(model):
+        raise ModelConfigError(f"{url}: '{model[:200]}' is no model's name: {NAME_RULE}; --name N")
+    cache = _cache(url, sha256)
+    fetched = cache / "fetched"
+    try:
+        fetched.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InternalError(f"{error.filename}: cannot be made: {error.strerror}") from error
+    # One file each, by number: a path of the origin's means nothing here yet.
+    paths = {file: fetched / f"{i}-{file.sha256}" for i, file in enumerate(origin.files)}
+    for file, path in paths.items():
+        download(file, path, progress)
+    unpacked = cache / "unpacked"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    unpacked.mkdir()
+    # A manifest names its model; under another name a new one is made.
+    receive(unpacked, _entries(origin, paths, keep_manifest=model == origin.name), model)
+    package = pack(unpacked / model)
+    done = receive(directory, package.entries())
+    shutil.rmtree(cache, ignore_errors=True)
+    return replace(done, note=package.note) if package.note else done
 
 
-def _takes_keys(verb: argparse.ArgumentParser, text: str) -> None:
-    verb.add_argument(
-        "--key", type=Path, action="append", default=[], metavar="PUB", help=f"public key: {text}"
-    )
+def _entries(
+    origin: Origin, paths: dict[RemoteFile, Path], *, keep_manifest: bool
+) -> Iterator[Entry]:
+    for file in sorted(origin.files, key=lambda each: each.path != NAME):
+        if file.unpack:
+            for entry in archive_entries(paths[file]):
+                if keep_manifest or entry.path not in ABOUT_CONTENT:
+                    yield entry
+        elif keep_manifest or file.path not in ABOUT_CONTENT:
+            status = paths[file].stat()
+            with paths[file].open("rb") as data:
+                yield Entry(file.path, data.read, status.st_size, status.st_mtime_ns)
 
 
-def _run(verb: str, arguments: argparse.Namespace) -> int:
-    from edge_server.cli.model_actions import ACTIONS
-
-    return ACTIONS[verb](arguments)
-
-
-def _directory(text: str) -> Path:
-    return Path(text).expanduser()
+def _cache(url: str, sha256: str) -> Path:
+    """Return the directory of this pull, below the user's cache directory."""
+    digest = hashlib.sha256(f"{url}\n{sha256}".encode()).hexdigest()[:16]
+    return cache_directory() / "pull" / digest
 
 
-def _version(text: str) -> int:
-    if not text.isdecimal() or text.startswith("0"):
-        raise argparse.ArgumentTypeError(f"{text}: a version is a whole number from 1")
-    return int(text)
+def push(arguments: argparse.Namespace) -> int:
+    repository = repository_at(arguments.to, arguments.ssh)
+    directory, allowed = arguments.dir, arguments.allow_interface_change
+    key = None if arguments.sign is None else SigningKey(arguments.sign)
+    if arguments.in_place:
+        write_manifest(directory, key, allow_interface_change=allowed)
+
+    def there(name: str) -> Inventory:
+        if isinstance(repository, Path):
+            return take_inventory(repository, name)
+        return remote_listing(repository, name=name).inventories[0]
+
+    version = arguments.version
+    package = pack(directory, version=version, there=there, key=key, allow_interface_change=allowed)
+
+    def entries() -> Iterator[Entry]:
+        with copy_progress(package.tree.size_bytes) as progress:
+            yield from package.entries(progress)
+
+    if isinstance(repository, Path):
+        done = receive(repository, entries())
+        code = _placed(repository, done, arguments)
+    else:
+        to = ["--to", repository.directory]
+        repository.run("accept", *to, *_waiting(arguments), entries=entries())
+        code = OK
+    if package.note:
+        print(f"note: {package.note}")
+    return code
 
 
-def _sha256(text: str) -> str:
-    digest = text.removeprefix("sha256:").lower()
-    if len(digest) != 64:
-        raise argparse.ArgumentTypeError(f"{text}: a sha256 has 64 hexadecimal digits")
-    return _digest(digest)
+def accept(arguments: argparse.Namespace) -> int:
+    return _placed(arguments.to, receive(arguments.to, read_archive(sys.stdin.buffer)), arguments)
 
 
-def _digest(text: str) -> str:
-    if not text or len(text) > 64 or not set(text) <= set("0123456789abcdef"):
-        raise argparse.ArgumentTypeError(f"{text}: a digest is hexadecimal, as `list` shows it")
-    return text
+def _placed(repository: Path, done: Delivery, arguments: argparse.Namespace) -> int:
+    print_delivery(done, repository)
+    return await_verdict(repository, done.name, done.content.digest, done.placed_ns, arguments)
+
+
+def _waiting(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments of `_takes_waiting` again, for the same verb on another machine."""
+    flags = {"--wait": arguments.wait, "--no-wait": arguments.no_wait}
+    flags["--until-passed"] = arguments.until_passed
+    given = [flag for flag, is_given in flags.items() if is_given]
+    store = [f"--store={arguments.store}"] if arguments.store else []
+    return [*given, f"--wait-secs={arguments.wait_secs:g}", *store]
+
+
+def fetch(arguments: argparse.Namespace) -> int:
+    name, source = arguments.model, vars(arguments)["from"]
+    if "://" in name:
+        return _pull_url(arguments)
+    if source is None or arguments.name or arguments.sha256:
+        raise SettingsError(
+            f"{name}: a model's name, which needs --from REPO and takes neither --name nor --sha256"
+        )
+    repository = repository_at(source, arguments.ssh)
+    if str(arguments.to) == "-":
+        write_archive(sys.stdout.buffer, sent_entries(name, repository))
+        return OK
+    with copy_progress() as progress:
+        done = pull(name, repository, arguments.to, progress)
+    print_delivery(done, arguments.to)
+    return OK
+
+
+def _pull_url(arguments: argparse.Namespace) -> int:
+    if vars(arguments)["from"] is not None or str(arguments.to) == "-":
+        raise SettingsError(f"{arguments.model}: a URL, which takes --to DIR and no --from")
+    with copy_progress() as progress:
+        done = pull_url(
+            arguments.model,
+            arguments.to,
+            progress,
+            name=arguments.name or "",
+            sha256=arguments.sha256 or "",
+        )
+    print_delivery(done, arguments.to)
+    return OK
+
+
+def show(arguments: argparse.Namespace) -> int:
+    where = arguments.repo or "models"
+    repository = repository_at(where, arguments.ssh)
+    name = arguments.inventory or ""
+    if isinstance(repository, Path):
+        listing = local_listing(repository, arguments.store, name)
+    else:
+        listing = remote_listing(repository, arguments.store, name)
+    if arguments.inventory is not None:
+        sys.stdout.buffer.write(listing.encode())
+        return OK
+    found = rows(listing, arguments.key)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+        return OK
+    if found:
+        print("\n".join(table(found)))
+    else:
+        print(f"{where}: no models", file=sys.stderr)
+    for held in listing.quarantined:
+        print(f"{held.name or 'quarantine'}: {held.digest[:12]} is in quarantine: {held.reason}")
+    return OK
+
+
+def release_model(arguments: argparse.Namespace) -> int:
+    store = arguments.store or installed_store()
+    for digest, done in release(store, arguments.name, arguments.digest or "").items():
+        how = (
+            "released; the daemon looks at it again"
+            if done
+            else "noted; the next daemon that opens the store releases it, none has by now"
+        )
+        print(f"{arguments.name}: {digest[:12]} in {store}: {how}")
+    return OK
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    tree = model_tree(arguments.dir)
+    faults = faults_of(take_inventory(tree.repository, tree.name), arguments.key)
+    for fault in faults:
+        print(f"edge-server: {tree.directory}: {fault}", file=sys.stderr)
+    if faults:
+        return FAILED
+    signed = " and is signed by that key" if arguments.key else ""
+    print(f"{tree.name}: is what its manifest says{signed}")
+    return OK
+
+
+def undo_push(arguments: argparse.Namespace) -> int:
+    repository, name = repository_at(arguments.to, arguments.ssh), arguments.name
+    if not isinstance(repository, Path):
+        last_good = ["--to-last-good"] if arguments.to_last_good else []
+        to = ["--to", repository.directory]
+        repository.run("rollback", name, *to, *last_good, *_waiting(arguments))
+        return OK
+    if arguments.to_last_good:
+        placed_ns = to_last_good(repository, name, arguments.store)
+        print(f"{name}: is what was last found good in {repository}")
+    else:
+        placed_ns = roll_back(repository, name)
+        print(f"{name}: is what it was before in {repository}")
+    digest = take_inventory(repository, name).content.digest
+    return await_verdict(repository, name, digest, placed_ns, arguments)
+
+
+def sign(arguments: argparse.Namespace) -> int:
+    done = write_manifest(arguments.dir, SigningKey(arguments.key))
+    print(f"{done.tree.name}: signed, {done.content.digest[:12]}")
+    return OK
+
+
+def keygen(arguments: argparse.Namespace) -> int:
+    public = make_keys(arguments.out)
+    print(f"{arguments.out}: sign with it, and show it to nobody")
+    print(f"{public}: check with it; this is what a vehicle gets")
+    return OK

@@ -1,158 +1,207 @@
-"""`edge-server plan …`: the arguments of each verb. Each verb imports its code when it runs."""
+"""`edge-server plan refresh`: builds the plans of the repositories that do not fit this device."""
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
-from edge_server.cli.verbs import FAILED, OK, Run, Verbs, positive, whole_number
+from edge_server.backends.contract import parameters_of
+from edge_server.backends.tensorrt import backend
+from edge_server.backends.tensorrt.plan_config import TensorRtParameters
+from edge_server.backends.tensorrt.plan_process import probe_device
+from edge_server.backends.tensorrt.source import PlanSource
+from edge_server.board.identity import Identity
+from edge_server.cli.verbs import FAILED, OK
+from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
+from edge_server.lifecycle.model_spec import ModelSpec
+from edge_server.model_config.completion import complete
+from edge_server.model_config.config import Completion
+from edge_server.model_config.parse import read_model_config
+from edge_server.mqtt.clients import RetainedState
+from edge_server.mqtt.payloads import Topics
+from edge_server.process.logs import set_up_logging
+from edge_server.process.sd_notify import notify
+from edge_server.repository.scan import Repositories
+from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
-_ABOUT = """\
-TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: it is built on
-the device that runs it, and again after an update. The ONNX file stays the truth.
+    from edge_server.backends.contract import ProgressCallback
+    from edge_server.backends.tensorrt.plan_options import DeviceFacts
+    from edge_server.model_config.files import ModelFiles
+    from edge_server.settings import Settings
 
-MODEL is a model's name in the repository, its directory, or an ONNX file.
-"""
-_CODES = """\
-exit codes: 0 done, 1 failed (verify: the plan's outputs differ from the ONNX file's; refresh: a
-model is left without a plan that fits), 2 usage,
-69 no GPU or no TensorRT here, 78 no such model, or it or a flag's value cannot be
-used; the text gives the reason, 130 interrupted
-"""
+log = logging.getLogger(__name__)
+
 _FOREVER_S = 365 * 86400
-_INTERRUPTED = "\nedge-server: interrupted; what was there is as it was"
+# Characters: a broker's clients want a line, the journal has all of it.
+_LONGEST_TEXT = 500
+
+State = Literal["building", "ready", "failed", "unavailable"]
 
 
-def add_verbs(parser: argparse.ArgumentParser) -> None:
-    """Add the verbs below `plan`."""
-    verbs = Verbs(parser, about=_ABOUT, codes=_CODES, interrupted=_INTERRUPTED)
+@dataclass
+class Refreshed:
+    """What came of a refresh.
 
-    build = _add(verbs, "build", "build a model's plan on this device", _build)
-    build.add_argument(
-        "--out", type=Path, metavar="FILE", help="the plan; default: beside the ONNX file"
-    )
-    samples = "typical inputs for INT8 (TensorRT up to 10): DIR/*.npy, or DIR/<input>/*.npy"
-    build.add_argument("--calibration", type=Path, metavar="DIR", help=samples)
-    for which, text in (("min", "least"), ("opt", "usual"), ("max", "largest")):
-        help_text = f"{text} shapes, like input:1x3x360x640; once for each profile"
-        build.add_argument(
-            f"--{which}", action="append", default=[], metavar="SHAPES", help=help_text
-        )
-    for flag, kind, unit, text in _BUILD_NUMBERS:
-        build.add_argument(flag, type=kind, metavar=unit, help=text)
-    for flag, text in _BUILD_SWITCHES:
-        build.add_argument(flag, action="store_true", help=text)
+    Attributes:
+        fit: number of plans that fitted this device already.
+        built: the plans that were built now.
+        failures: a text for each model, or plan, that has no plan that fits.
+    """
 
-    inspect = _add(verbs, "inspect", "what a plan was built of and for", _inspect)
-    inspect.add_argument("--layers", action="store_true", help="its layers, which takes the device")
-    inspect.add_argument("--json", action="store_true", help="the side-car as it is")
+    fit: int = 0
+    built: list[Path] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
-    differ = "whether a plan's outputs are those of its ONNX file"
-    verify = _add(verbs, "verify", differ, _verify)
-    off = "how far any element may be off; default: by precision"
-    verify.add_argument("--tolerance", type=float, metavar="X", help=off)
-    count = "random inputs; default: 4"
-    verify.add_argument("--samples", type=positive, default=4, metavar="N", help=count)
-
-    missing = (
-        "build every plan of the repositories that is missing or of another device or TensorRT"
-    )
-    refresh = verbs.add("refresh", missing, _refresh)
-    refresh.add_argument("--config", type=Path, metavar="FILE", help="the daemon's settings")
-    where = "instead of the settings' repositories; repeatable"
-    refresh.add_argument("--model-repository", action="append", metavar="DIR", help=where)
-    hold = "for systemd: count as started after so many seconds; default: when all is built"
-    refresh.add_argument("--hold", type=positive, default=_FOREVER_S, metavar="S", help=hold)
+    def __str__(self) -> str:
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"{self.fit} fit, {len(self.built)} built{failed}"
 
 
-def _add(verbs: Verbs, name: str, text: str, run: Run) -> argparse.ArgumentParser:
-    """Add a verb with the arguments that all verbs share."""
-    verb = verbs.add(name, text, run)
-    verb.add_argument("model", metavar="MODEL", help="a name, a directory, or an ONNX file")
-    verb.add_argument(
-        "--model-repository",
-        type=Path,
-        action="append",
-        metavar="DIR",
-        help="where names are looked for; repeatable; default: models",
-    )
-    verb.add_argument(
-        "--config", type=Path, metavar="FILE", help="or where the daemon's settings have them"
-    )
-    verb.add_argument("--version", type=positive, metavar="N", help="default: the latest")
-    return verb
-
-
-def _build(arguments: argparse.Namespace) -> int:
-    from edge_server.tools.plan import build_for_people
-
-    build_for_people(_target(arguments), arguments)
-    return OK
-
-
-def _inspect(arguments: argparse.Namespace) -> int:
-    from edge_server.tools.plan import inspect
-
-    for line in inspect(_target(arguments), layers=arguments.layers, as_json=arguments.json):
-        print(line)
-    return OK
-
-
-def _verify(arguments: argparse.Namespace) -> int:
-    from edge_server.tools.plan import verify
-
-    found = verify(_target(arguments), arguments.tolerance, arguments.samples)
-    for line in found.lines:
-        print(line)
-    return OK if found.agrees else FAILED
-
-
-def _refresh(arguments: argparse.Namespace) -> int:
-    from importlib.metadata import version
-
-    from edge_server.cli.plan_refresh import refresh_for_unit
-    from edge_server.process.logs import set_up_logging
-    from edge_server.settings import read_settings
-
-    paths = arguments.model_repository
+def refresh(arguments: argparse.Namespace) -> int:
+    """Build the plans that are missing; return the exit code."""
+    paths = list(map(str, arguments.model_repository))
     settings = read_settings(arguments.config, {"repository": {"paths": paths}} if paths else {})
     # Its progress is for the console, too.
     set_up_logging(settings.log, fields=False)
-    refreshed = refresh_for_unit(settings, version("edge-server"), arguments.hold)
+    refreshed = refresh_for_unit(settings, version("edge-server"), arguments.hold or _FOREVER_S)
     print(f"plans: {refreshed}")
     for failure in refreshed.failures:
         print(f"edge-server: {failure}", file=sys.stderr)
     return FAILED if refreshed.failures else OK
 
 
-def _target(arguments: argparse.Namespace) -> Any:
-    from edge_server.tools.plan import find_target
+def refresh_for_unit(settings: Settings, version: str, hold_s: float) -> Refreshed:
+    """Refresh all plans; report to systemd, to the log and to the broker of `settings`.
 
-    repositories = arguments.model_repository
-    if not repositories:
-        from edge_server.settings import read_settings
+    systemd gets READY=1 after `hold_s`, or at the end, whatever that is: the units ordered after
+    this one start then.
 
-        paths = read_settings(arguments.config, {}).repository.paths
-        repositories = [Path(path) for path in paths]
-    return find_target(arguments.model, repositories, arguments.version)
+    Raises:
+        Unavailable: models here run plans, and there is no GPU or no TensorRT to build them with.
+        ModelConfigError: a repository cannot be read.
+    """
+    with ExitStack() as stack:
+        stack.callback(notify, "READY=1")
+        timer = threading.Timer(hold_s, _let_others_start, (hold_s,))
+        timer.daemon = True
+        timer.start()
+        stack.callback(timer.cancel)
+        found = Refreshed()
+        models = dict(plan_models(settings, found))
+        if not (models or found.failures):
+            log.info("plans: no model of %s runs one", ", ".join(settings.repository.paths))
+            return found
+        report = stack.enter_context(_Report(settings, version))
+        try:
+            _refresh(settings, models, found, report)
+        except EdgeServerError as error:
+            report("unavailable", "", str(error))
+            raise
+        report(
+            "failed" if found.failures else "ready", "", "; ".join([str(found), *found.failures])
+        )
+        return found
 
 
-_BUILD_NUMBERS = (
-    ("--dla-core", whole_number, "N", "build for NVDLA"),
-    ("--max-gpu-layers", whole_number, "N", "fail where more fall back to the GPU"),
-    ("--workspace", positive, "MIB", "what a layer may take; default: 1024"),
-    ("--memory-limit", positive, "MIB", "of the host's memory, for the build"),
-)
-_BUILD_SWITCHES = (
-    ("--fp16", "layers may calculate in FP16 (TensorRT up to 10)"),
-    ("--int8", "layers may calculate in INT8 and FP16: with Q/DQ nodes, or with --calibration"),
-    ("--strongly-typed", "calculate as the ONNX file is typed, as TensorRT 11 always does (10)"),
-    ("--gpu", "build for the GPU, whatever is configured"),
-    ("--no-gpu-fallback", "fail where NVDLA cannot take a layer, rather than run it on the GPU"),
-    ("--no-timing-cache", "measure every layer anew"),
-    ("--verbose", "show all messages of TensorRT"),
-)
+def plan_models(settings: Settings, found: Refreshed) -> Iterator[tuple[str, ModelFiles]]:
+    """Yield the models that run plans; those that cannot be read become failures of `found`."""
+    for name, files in Repositories(map(Path, settings.repository.paths)).all().items():
+        try:
+            if isinstance(files, ModelConfigError):
+                raise files
+            message = read_model_config(files.config_path)
+            complete(message, files)
+        except ModelConfigError as error:
+            found.failures.append(str(error))
+            continue
+        if message.backend == "tensorrt":
+            yield name, files
+
+
+def _refresh(
+    settings: Settings, models: dict[str, ModelFiles], found: Refreshed, report: _Report
+) -> None:
+    facts = probe_device()
+    if facts.reason:
+        raise Unavailable(f"no plan can be built here: {facts.reason}")
+    repository = settings.repository
+    completion = Completion(
+        repository.auto_complete,
+        repository.default_max_batch_size,
+        gpus=1,
+        config_name=repository.config_name,
+    )
+    for name, files in models.items():
+        try:
+            spec = ModelSpec.read(files, completion=completion)
+            for version in spec.versions:
+                for plan, is_new in _plans(spec, version, facts, partial(report.building, name)):
+                    if is_new:
+                        log.info("model %s: plan %s was built", name, plan)
+                        found.built.append(plan)
+                    else:
+                        found.fit += 1
+        except EdgeServerError as error:
+            log.error("model %s: no plan that fits: %s", name, error)  # noqa: TRY400 - our own text
+            found.failures.append(f"{name}: {error}")
+
+
+def _plans(
+    spec: ModelSpec, version: int, facts: DeviceFacts, on_progress: ProgressCallback
+) -> Iterator[tuple[Path, bool]]:
+    """Yield a plan for each device of the version, and whether it was built now."""
+    config = spec.config
+    parameters = parameters_of(config, TensorRtParameters)
+    if parameters.auto_build:
+        # As the daemon does before it loads: the shapes decide which cached plan is the model's.
+        config = backend.complete(spec.files, version, config)
+    source = PlanSource(spec.files.versions[version], config, parameters, on_progress)
+    for placement in dict.fromkeys(p for g in config.instance_groups for p in g.placements):
+        yield source.refresh(facts, placement)
+
+
+def _let_others_start(hold_s: float) -> None:
+    log.warning("plans: not all are built after %g s; the daemon starts meanwhile", hold_s)
+    notify("READY=1")
+
+
+class _Report:
+    """How far the builds are: systemd's status, and a retained topic of the broker."""
+
+    def __init__(self, settings: Settings, version: str) -> None:
+        self._state = None
+        if settings.mqtt is not None:
+            identity = Identity.of_this_host(settings.device.id, version)
+            topic = Topics(identity.device).plans
+            self._state = RetainedState(settings.mqtt, f"{identity.client_id}-plans", topic)
+
+    def __enter__(self) -> _Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._state is not None:
+            self._state.close()
+
+    def __call__(self, state: State, model: str, text: str) -> None:
+        status = f"{model}: {text}" if model else text
+        notify(f"STATUS={status}".replace("\n", " "))
+        if self._state is not None:
+            payload = {"state": state, "model": model, "text": text[:_LONGEST_TEXT]}
+            self._state.publish(json.dumps(payload).encode())
+
+    def building(self, model: str, text: str) -> None:
+        """Report the progress of a build; the empty text, its end, is followed by other news."""
+        if text:
+            self("building", model, text)

@@ -4,71 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import suppress
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.board.installation import missing
-from edge_server.cli.verbs import OK, Verbs
-from edge_server.errors import SettingsError, SourceError
-from edge_server.process.disk import state_directory
+from edge_server.errors import SourceError
 from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-
-_ABOUT = """\
-The recordings of the recorder, MCAP files that Foxglove opens. A camera of mcap:///FILE plays one.
-None of these verbs needs the daemon, or changes a recording.
-"""
-_CODES = """\
-exit codes: 0 done, 2 usage, 69 a file cannot be read or written, 78 a library is missing,
-130 interrupted
-"""
+    from pathlib import Path
 
 
-def add_recording_verbs(parser: argparse.ArgumentParser) -> None:
-    """Add the verbs below `recordings`."""
-    verbs = Verbs(parser, about=_ABOUT, codes=_CODES)
-
-    listing = verbs.add("list", "the recordings of a directory, the oldest first", _list)
-    where = "default: recordings in the state directory, as the daemon's"
-    listing.add_argument("directory", nargs="?", type=Path, metavar="DIRECTORY", help=where)
-
-    info = verbs.add("info", "what a recording has, and whether it is whole", _info)
-    info.add_argument("file", type=Path, metavar="FILE")
-
-    export = verbs.add("export", "the pictures of one camera, a JPEG each", _export)
-    export.add_argument("file", type=Path, metavar="FILE")
-    export.add_argument("folder", type=Path, metavar="FOLDER", help="is made where it is missing")
-    export.add_argument("--camera", metavar="NAME", help="needed where there are several")
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    directory = arguments.directory or state_directory() / "recordings"
-    try:
-        files = sorted(path for path in directory.iterdir() if ".mcap" in path.suffixes)
-        for path in files:
-            with suppress(FileNotFoundError):  # the recorder removes the oldest meanwhile
-                print(f"{path.stat().st_size / 1e6:10.1f} MB  {path}")
-    except OSError as error:
-        raise SourceError(f"{directory}: {error.strerror}; name the directory") from error
-    return OK
-
-
-def _info(arguments: argparse.Namespace) -> int:
-    for line in _lines_of(arguments.file):
-        print(shown(line))
-    return OK
+def info(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield what a recording has, and whether it is whole."""
+    return map(shown, _lines_of(arguments.file))
 
 
 def _lines_of(path: Path) -> Iterator[str]:
-    try:
-        from edge_server.cameras.mcap_file import Records
-    except ModuleNotFoundError as error:
-        raise SettingsError(f"the library {missing(error)}") from error
+    from edge_server.cameras.mcap_file import Records
+
     records = Records(path)
     counts: Counter[str] = Counter()
     times: list[int] = []
@@ -88,11 +43,10 @@ def _lines_of(path: Path) -> Iterator[str]:
     yield f"breaks off: {records.damage}" if records.damage else "whole"
 
 
-def _export(arguments: argparse.Namespace) -> int:
-    try:
-        from edge_server.cameras.mcap_file import PictureRecords, cameras_in
-    except ModuleNotFoundError as error:
-        raise SettingsError(f"the library {missing(error)}") from error
+def export(arguments: argparse.Namespace) -> Iterator[str]:
+    """Write the pictures of a camera; yield their number."""
+    from edge_server.cameras.mcap_file import PictureRecords, cameras_in
+
     path: Path = arguments.file
     folder: Path = arguments.folder
     cameras = cameras_in(path)
@@ -107,5 +61,4 @@ def _export(arguments: argparse.Namespace) -> int:
             count += 1
     except OSError as error:
         raise SourceError(f"{error.filename or folder}: {error.strerror}") from error
-    print(f"{count} pictures of camera {shown(camera)} in {folder}")
-    return OK
+    yield f"{count} pictures of camera {shown(camera)} in {folder}"

@@ -1,4 +1,4 @@
-"""`edge-server run` and `check`: the settings of a command line, and the daemon under its signals.
+"""`edge-server run`, `check` and `demo`: the settings of a command line, and signals.
 
 Nothing heavy is imported before the signals are handled.
 """
@@ -149,6 +149,15 @@ def run(arguments: argparse.Namespace) -> NoReturn:
     end_logging()
     # A thread that hangs in a model or a driver would keep the interpreter from exiting.
     os._exit(code)
+
+
+def demo(arguments: argparse.Namespace) -> None:
+    """Show lanes until a signal, or the end of the source."""
+    stop = stop_on_signals()
+    broker = broker_of(arguments)
+    from edge_server.cli.demo import run_demo
+
+    run_demo(arguments, stop, broker)
 
 
 def choose_file(

@@ -15,76 +15,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.cli.health import STABLE_S, Stability, faults_of
-from edge_server.cli.running_daemon import INSTALLED
-from edge_server.cli.verbs import OK, USAGE, Verbs, seconds
+import msgspec
+
+from edge_server.board.update import BootSlots, RecordFile, UpdateRecord
+from edge_server.cli.health import STABLE_S, Stability, faults_of, wait_until_healthy
+from edge_server.cli.verbs import OK, USAGE
 from edge_server.errors import EdgeServerError, Unavailable
-from edge_server.process.disk import INSTALLED_STATE
+from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from edge_server.board.update import BootSlots, RecordFile, Slot, UpdateRecord
+    from edge_server.board.update import Slot
 
 log = logging.getLogger(__name__)
-
-_CODES = (
-    "exit codes: 0 done, 2 usage, 69 not healthy, or the firmware refuses, 78 this board has no "
-    "slots, or the settings are wrong"
-)
-_ACTIONS = ("get-current", "get-primary", "set-primary", "get-state", "set-state")
-_STATES = ("pending", "committed", "rolled_back", "failed")
-
-
-def add_verbs(parser: argparse.ArgumentParser) -> None:
-    """Add the verbs of `update` and their arguments."""
-    verbs = Verbs(
-        parser,
-        about="Chooses the slot that boots, judges the system that booted, shows the last update.",
-        codes=_CODES,
-        interrupted="interrupted: nothing was decided",
-    )
-    status = verbs.add("status", "print what became of the last update", _status)
-    commit = verbs.add("commit", "keep the system that runs if it is healthy; see health", _commit)
-    slot = verbs.add("slot", "ask or change the firmware's slots, as RAUC's backend", _slot)
-    slot.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
-    slot.add_argument("slot", nargs="?", choices=("A", "B"), metavar="SLOT", help="A or B")
-    slot.add_argument(
-        "state", nargs="?", choices=("good", "bad"), metavar="STATE", help="good or bad"
-    )
-    slot.add_argument(
-        "--engine", default="rauc", metavar="NAME", help="of who calls; default: rauc"
-    )
-    record = verbs.add("record", "note what became of an update without slots", _record)
-    record.add_argument("state", choices=_STATES, metavar="STATE", help=", ".join(_STATES))
-    record.add_argument("--engine", required=True, metavar="NAME", help="of who updates")
-    record.add_argument("--result", default="", metavar="TEXT", help="one sentence for people")
-    for verb in (status, commit, slot, record):
-        verb.add_argument(
-            "--state-directory",
-            type=Path,
-            default=INSTALLED_STATE,
-            metavar="DIR",
-            help=f"with the record of updates, on the data partition; default: {INSTALLED_STATE}",
-        )
-    for verb in (commit, slot):
-        verb.add_argument(
-            "--root", type=Path, default=Path("/"), metavar="DIR", help="above sys and dev; tests"
-        )
-    status.add_argument("--json", action="store_true", help="one object")
-    commit.add_argument(
-        "--config", type=Path, default=INSTALLED, metavar="FILE", help="the settings"
-    )
-    commit.add_argument(
-        "--require", action="append", default=[], metavar="WHAT", help="as of health; repeatable"
-    )
-    commit.add_argument(
-        "--wait", type=seconds, default=300.0, metavar="S", help="as of health: 300"
-    )
-    commit.add_argument(
-        "--stable", type=seconds, default=60.0, metavar="S", help="as of health: 60"
-    )
 
 
 @dataclass(frozen=True)
@@ -193,10 +138,8 @@ class UpdatedDevice:
         return f"slot {current} is not on trial, and is kept"
 
     def _note(self, last: UpdateRecord, state: str, result: str, **more: str) -> UpdateRecord:
-        from msgspec.structs import replace
-
         changed_s = last.changed_s if state == last.state and not more else int(self.now_s())
-        record = replace(
+        record = msgspec.structs.replace(
             last,
             state=state,
             result=result,
@@ -211,18 +154,13 @@ class UpdatedDevice:
 
 
 def _device(arguments: argparse.Namespace) -> UpdatedDevice:
-    from edge_server.board.update import BootSlots, RecordFile
-
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     record = RecordFile(arguments.state_directory)
     return UpdatedDevice(BootSlots(arguments.root), record, boot_id, version("edge-server"))
 
 
-def _status(arguments: argparse.Namespace) -> int:
-    import msgspec
-
-    from edge_server.board.update import RecordFile
-
+def show(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield what became of the last update."""
     file = RecordFile(arguments.state_directory)
     try:
         file.path.stat()
@@ -233,16 +171,14 @@ def _status(arguments: argparse.Namespace) -> int:
         raise Unavailable(f"{file.path}: {error.strerror}; {remedy}") from error
     record = file.read()
     if arguments.json:
-        print(json.dumps(msgspec.to_builtins(record), indent=2))
+        yield json.dumps(msgspec.to_builtins(record), indent=2)
     else:
-        slot = f", slot {record.slot}" if record.slot else ""
-        print(f"{record.state}{slot}{': ' if record.result else ''}{record.result}")
-    return OK
+        at = f", slot {record.slot}" if record.slot else ""
+        yield f"{record.state}{at}{': ' if record.result else ''}{record.result}"
 
 
-def _commit(arguments: argparse.Namespace) -> int:
-    from edge_server.cli.health import wait_until_healthy
-    from edge_server.settings import read_settings
+def commit(arguments: argparse.Namespace) -> Iterator[str]:
+    """Judge the system that runs; yield the verdict."""
 
     def unhealthy() -> str:
         # New settings that the new system cannot read are a fault of the update, too.
@@ -260,33 +196,31 @@ def _commit(arguments: argparse.Namespace) -> int:
         unmet = "; ".join(f"{name}: {why}" for name, why in stability.last.unmet.items())
         return unmet or f"not for {stability.stable_s:g} s in a row in {wait_s:g} s"
 
-    print(_device(arguments).commit(unhealthy))
-    return OK
+    yield _device(arguments).commit(unhealthy)
 
 
-def _record(arguments: argparse.Namespace) -> int:
-    from edge_server.board.update import RecordFile, UpdateRecord
-
-    record = RecordFile(arguments.state_directory)
-    last = record.read()
+def record(arguments: argparse.Namespace) -> None:
+    """Note what became of an update without slots."""
+    file = RecordFile(arguments.state_directory)
+    last = file.read()
     if last.state == "pending" and last.target:
         raise Unavailable(
             f"the update of slot {last.target} waits for its verdict, which needs the record as it "
             "is: edge-server update status"
         )
     noted = UpdateRecord(
-        state=arguments.state,
+        state=arguments.outcome,
         slot=last.slot,
         version=version("edge-server"),
-        result=arguments.result,
+        result=arguments.result or "",
         engine=arguments.engine,
         changed_s=int(time.time()),
     )
-    record.write(noted)
-    return OK
+    file.write(noted)
 
 
-def _slot(arguments: argparse.Namespace) -> int:
+def slot(arguments: argparse.Namespace) -> int:
+    """Ask or change the firmware's slots; return the exit code."""
     device = _device(arguments)
     action, slot, state = arguments.action, arguments.slot, arguments.state
     if (slot is None) == (action in ("set-primary", "get-state", "set-state")) or (

@@ -170,7 +170,6 @@ def build_lanes(
     """Return the cameras and their listeners.
 
     Args:
-        listeners: get every LaneFrame first.
         faults: which auxiliary parts of the daemon do not work; degrades all lanes.
     """
     # Later a file may be absent while it is replaced; at the start that is a mistake.

@@ -17,7 +17,6 @@ from edge_server.errors import SettingsError, SourceError, StageStuck, Unavailab
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pixels import ColourMatrix, ColourRange
-from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
     import threading
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from edge_server.inference.tracing import Tracer
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.pipeline.road_follower import RoadFollower
+    from edge_server.process.worker import Worker
     from edge_server.settings import CameraSection
 
 log = logging.getLogger(__name__)
@@ -37,9 +37,6 @@ log = logging.getLogger(__name__)
 _LEAVE_S = 3.0
 # For the first frames of live cameras, before the daemon is ready without them.
 _FIRST_FRAMES_S = 2.0
-_WATCH_S = 0.25
-# Without cameras: until one is added.
-_REST_S = 1.0
 # So many readers may hang, of present and removed cameras: four cameras that are out of service, at
 # once. Each keeps a thread, a device, up to a picture's memory, and perhaps a lock that other
 # readers of the same library wait for. Beyond that the process is not to be trusted.
@@ -108,15 +105,9 @@ class CameraSet:
         models: names of the cameras' models; likewise one set for the whole run.
 
     Args:
-        sections: the settings of each camera, by name.
-        data_plane: runs their models.
-        listeners: receive every LaneFrame.
-        models: an empty set.
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         road: makes what follows the road through the frames of a calibrated camera.
-        kinds: the schemes of URIs; `SOURCE_KINDS` by default.
         board: returns what is wrong with the device itself.
-        tracer: chooses the frames to trace; None traces none.
     """
 
     def __init__(
@@ -149,7 +140,6 @@ class CameraSet:
         self.pipelines = [entry.pipeline for entry in self._entries.values()]
         models.update(section.model for section in sections.values())
         self._left: list[Camera] = []  # removed, and a reader of theirs hangs
-        self._watch = Worker("camera-watch", self._watch_over)
 
     def open_recordings(self) -> None:
         """Report a camera's mistake before the models load, which may take minutes.
@@ -169,7 +159,6 @@ class CameraSet:
         """Run a frame through each camera's model, and open the cameras; end early at `stop`.
 
         Args:
-            stop: ends the validation.
             awaits: returns whether a model is still to be loaded; its cameras start with it.
 
         Raises:
@@ -198,19 +187,16 @@ class CameraSet:
             if not pipeline.awaits_model:
                 pipeline.camera.start()
             pipeline.worker.start()
-        self._watch.start()
 
     def ask_to_stop(self) -> None:
         """Request every camera to stop, without a wait; none starts from now on."""
         self._stopping = True
-        self._watch.ask_to_stop()
         for pipeline in self.pipelines:
             pipeline.worker.ask_to_stop()
             pipeline.camera.worker.ask_to_stop()
 
     def stop(self, left_s: Callable[[], float]) -> None:
         """Stop every camera and wait for each as long as `left_s` returns at that moment."""
-        self._watch.stop(left_s())
         for pipeline in self.pipelines:
             pipeline.worker.stop(left_s())
             pipeline.camera.stop(left_s())
@@ -218,7 +204,7 @@ class CameraSet:
     def workers(self) -> list[Worker]:
         """Return the threads that must make progress; the hang of one that leaves ends nothing."""
         staying = [p for p in tuple(self.pipelines) if p not in self._leaving]
-        return [self._watch, *(w for p in staying for w in (p.camera.worker, p.worker))]
+        return [worker for p in staying for worker in (p.camera.worker, p.worker)]
 
     def change(self, sections: Mapping[str, CameraSection]) -> str:
         """Add, remove and replace cameras, so that the set is that of `sections`.
@@ -268,7 +254,7 @@ class CameraSet:
         cameras = {*(pipeline.camera for pipeline in tuple(self.pipelines)), *tuple(self._left)}
         return sum(camera.hanging for camera in cameras)
 
-    def _watch_over(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Report models that do not respond, while the loops of their cameras wait for them.
 
         Raises:
@@ -286,7 +272,6 @@ class CameraSet:
                 if pipeline.camera.needs_restart:
                     text = "hangs in its driver, and no other camera gives frames"
                     raise StageStuck(f"camera {pipeline.camera.name}: {text}")
-        self._watch.wait(_WATCH_S if pipelines or self._left else _REST_S)
 
     def _note_hanging(self, closed: Iterable[Camera]) -> None:
         for camera in closed:

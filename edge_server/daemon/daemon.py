@@ -20,7 +20,7 @@ from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
 from edge_server.daemon.parts import directories_of, free_space
 from edge_server.daemon.reload import SettingsReload, live_parts
-from edge_server.daemon.status import LOOK_S, StatusLine, StatusReport
+from edge_server.daemon.status import LOOK_S, REST_S, StatusLine, StatusReport
 from edge_server.errors import EdgeServerError, StageStuck
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.lifecycle.control import PollControl
@@ -53,10 +53,7 @@ class Daemon:
     Construction opens only the ports, so a port in use is reported before anything else runs.
 
     Args:
-        settings: the settings of this run.
-        listeners: receive every LaneFrame, beside the MQTT publisher.
         log_switches: the log settings that clients change; None covers all that this process logs.
-        read_settings: reads the settings again.
         reload_requested: set where that shall be done; None never does it. See `SettingsReload`.
 
     Raises:
@@ -237,13 +234,14 @@ class Daemon:
                 respond; only a new process recovers.
             InternalError: a worker died. One of `Auxiliary` is started again.
         """
-        period_s = min(LOOK_S, (watchdog_period_s() or LOOK_S) / 2)
-        awake = AwakeTime(2 * period_s)
-        while not stop.wait(period_s):
+        longest_s = (watchdog_period_s() or 2 * REST_S) / 2
+        awake = AwakeTime(2 * min(REST_S, longest_s))
+        while not stop.wait(min(LOOK_S if self.pipelines else REST_S, longest_s)):
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
             awake.look(now := time.monotonic())
             check_progress(self._workers(), awake)
+            self._lanes.cameras.check(now)
             for auxiliary in self._auxiliary.values():
                 auxiliary.check(now, awake)
             if self._grpc.self_call is not None:

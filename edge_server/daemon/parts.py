@@ -235,7 +235,7 @@ def event_log(settings: Settings) -> EventLog:
         return EventLog(Path(file), kept=kept)
     # Daemons that a person starts may share the user's directory.
     of_systemd = "STATE_DIRECTORY" in os.environ
-    return EventLog(state_directory() / "events.db" if of_systemd else None, kept=kept)
+    return EventLog(state_directory() / "events.jsonl" if of_systemd else None, kept=kept)
 
 
 def check_recorder(settings: Settings) -> None:

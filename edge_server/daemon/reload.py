@@ -87,7 +87,6 @@ def _shown(name: str, value: Any) -> str:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
 # An editor, or a script with another request, may still write.
 _SETTLE_S = 0.1
 # Their parts say what becomes of them; the values of cameras are long.
@@ -125,7 +124,6 @@ class SettingsReload:
 
     Args:
         running: the settings of this run.
-        read: reads the settings again; may raise SettingsError.
         requested: set at each request, also before `worker` has started.
         parts: by their names in the settings' `applied_by`; the first one alone may fail to change.
     """
@@ -157,7 +155,9 @@ class SettingsReload:
     def tick(self, now: float) -> None:
         """Reload once if that was requested; wait for a request otherwise."""
         del now
-        if not self._requested.wait(_LOOK_S) or self._stopping:
+        with self.worker.allowing(math.inf):
+            is_requested = self._requested.wait()
+        if not is_requested or self._stopping:
             return
         # Before the file is read: a later change of it comes with a request of its own.
         self._requested.clear()

@@ -12,7 +12,7 @@ from edge_server.board.update import RecordFile
 from edge_server.cameras.status import CameraState
 from edge_server.inference.registry import UNLOADED, ModelState
 from edge_server.lifecycle.control import PollControl
-from edge_server.pipeline.event_log import Event
+from edge_server.pipeline.event_log import Event, LastingEvents
 from edge_server.process.disk import state_directory
 from edge_server.process.sd_notify import notify
 from edge_server.process.utf8 import shortened
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from edge_server.cameras.status import CameraStatus
     from edge_server.daemon.reload import SettingsReload
     from edge_server.inference.data_plane import DataPlane
-    from edge_server.inference.registry import LoadedModel, ModelEntry
+    from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
-    from edge_server.pipeline.event_log import EventLog, EventPhase, Ticket
+    from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
     from edge_server.settings.sections import EventKind
 
@@ -41,46 +41,38 @@ class DeviceEvents:
     """Compares what cameras, models and the device are with what they were; for one thread.
 
     The first look at a camera that never had a fault, or at a model that serves, is no event.
-
-    Args:
-        log: gives the events their ids.
     """
 
     def __init__(self, log: EventLog) -> None:
-        self._log = log
-        self._cameras: dict[str, tuple[str, Ticket]] = {}  # with a fault, by name
-        self._models: dict[str, LoadedModel] = {}  # the newest version that serves
-        self._reasons: dict[str, str] = {}
-        self._unavailable: dict[str, Ticket] = {}
-        self._degraded: dict[str, Ticket] = {}
+        self._lasting = LastingEvents(log)
+        self._models: dict[str, ModelEntry] = {}  # the newest version that serves
 
     def see_cameras(self, statuses: Mapping[str, CameraStatus]) -> None:
         """Put what has changed of the present cameras; of those that are gone, their faults end."""
-        for name in self._cameras.keys() - statuses.keys():
-            self._end_camera(name, "removed", "the camera was removed from the settings")
+        lasting = self._lasting.names("camera")
+        for name in lasting.keys() - statuses.keys():
+            text = "the camera was removed from the settings"
+            self._lasting.end(name, _event("camera", "removed", text, camera=name))
         for name, status in statuses.items():
             if status.state is CameraState.STOPPED:  # by a reload, which goes on at once
                 continue
-            fault = ""
-            if not (status.state is CameraState.LIVE or status.state is CameraState.STARTING):
-                fault = status.reason or status.state.value
-            before = self._cameras.get(name)
-            if fault == ("" if before is None else before[0]):
+            is_well = status.state in {CameraState.LIVE, CameraState.STARTING}
+            fault = "" if is_well else status.reason or status.state.value
+            if (before := lasting.get(name, "")) == fault:
                 continue
-            if before is not None:
-                self._end_camera(name, before[0], "the camera has this fault no more")
+            text = "the camera has this fault no more"
+            self._lasting.end(name, _event("camera", before, text, camera=name))
             if fault:
-                event = self._event("begin", fault, status.text, camera=name)
-                self._cameras[name] = fault, self._log.put(event)
+                self._lasting.begin(name, _event("camera", fault, status.text, camera=name))
 
     def see_device(self, reasons: Iterable[str]) -> None:
         """Put what degrades all lanes: the reasons that begin and end, each as `word: text`."""
         present = {word: text for word, _, text in (each.partition(": ") for each in reasons)}
-        for word in self._degraded.keys() - present.keys():
-            event = self._event("end", word, "the device is as it should be")
-            self._log.put(event, self._degraded.pop(word))
-        for word in present.keys() - self._degraded.keys():
-            self._degraded[word] = self._log.put(self._event("begin", word, present[word]))
+        lasting = self._lasting.names("degraded").keys()
+        for word in lasting - present.keys():
+            self._lasting.end(word, _event("degraded", word, "the device is as it should be"))
+        for word in present.keys() - lasting:
+            self._lasting.begin(word, _event("degraded", word, present[word]))
 
     def see_models(self, entries: Iterable[ModelEntry]) -> None:
         """Put which versions serve now, were rolled back, or cannot serve."""
@@ -88,79 +80,39 @@ class DeviceEvents:
         for entry in entries:
             by_name.setdefault(entry.name, []).append(entry)
         for name in self._models.keys() - by_name.keys():
+            del self._models[name]
             self._lose(name, "removed", "the model was removed from the repository")
         for name, versions in by_name.items():
-            ready = [each for each in versions if each.state is ModelState.READY]
+            ready = [each for each in versions if each.loaded is not None]
             if ready:
                 self._serve(max(ready, key=lambda each: each.version))
-            elif name in self._models and not any(
-                each.state is ModelState.LOADING for each in versions
+            elif name in self._models and all(
+                each.state is not ModelState.LOADING for each in versions
             ):
+                del self._models[name]
                 newest = max(versions, key=lambda each: each.version)
                 self._lose(name, "unavailable", newest.reason)
 
-    def _serve(self, entry: ModelEntry) -> None:
-        name, loaded = entry.name, entry.loaded
-        before = self._models.get(name)
-        reason_before = self._reasons.get(name, "")
-        self._reasons[name] = entry.reason
-        if loaded is None:
-            return
-        self._models[name] = loaded
-        if (ticket := self._unavailable.pop(name, None)) is not None:
-            self._put_model("end", "unavailable", f"version {entry.version} serves", entry, ticket)
-        elif entry.reason.startswith(_ROLLED_BACK) and entry.reason != reason_before:
-            why = entry.reason.removeprefix(_ROLLED_BACK)
-            text = f"version {entry.version} serves again: {why}"
-            self._put_model("instant", "rolled_back", text, entry)
-        elif before is not None and before is not loaded:
-            self._put_model("instant", "swapped", f"version {entry.version} serves", entry)
-
     def _lose(self, name: str, cause: str, text: str) -> None:
-        del self._models[name]
-        self._reasons.pop(name, None)
-        event = self._event("begin", cause, text, model=name)
-        self._unavailable[name] = self._log.put(event)
+        self._lasting.begin(name, _event("model", cause, text, model=name))
 
-    def _put_model(
-        self,
-        phase: EventPhase,
-        cause: str,
-        text: str,
-        entry: ModelEntry,
-        ends: Ticket | None = None,
-    ) -> None:
-        event = self._event(phase, cause, text, model=entry.name, version=str(entry.version))
-        self._log.put(event, ends)
+    def _serve(self, entry: ModelEntry) -> None:
+        name, serves = entry.name, f"version {entry.version} serves"
+        before = self._models.get(name)
+        self._models[name] = entry
+        which = {"model": name, "model_version": str(entry.version)}
+        if name in self._lasting.names("model"):
+            self._lasting.end(name, _event("model", "unavailable", serves, **which))
+        elif entry.reason.startswith(_ROLLED_BACK):
+            if before is None or entry.reason != before.reason:
+                text = f"{serves} again: {entry.reason.removeprefix(_ROLLED_BACK)}"
+                self._lasting.put(_event("model", "rolled_back", text, **which))
+        elif before is not None and before.loaded is not entry.loaded:
+            self._lasting.put(_event("model", "swapped", serves, **which))
 
-    def _end_camera(self, name: str, cause: str, text: str) -> None:
-        _, ticket = self._cameras.pop(name)
-        self._log.put(self._event("end", cause, text, camera=name), ticket)
 
-    @staticmethod
-    def _event(
-        phase: EventPhase,
-        cause: str,
-        text: str,
-        *,
-        camera: str = "",
-        model: str = "",
-        version: str = "",
-    ) -> Event:
-        kind: EventKind = "degraded"
-        if camera or model:
-            kind = "camera" if camera else "model"
-        return Event(
-            kind,
-            phase,
-            cause,
-            text,
-            time.monotonic_ns(),
-            time.time_ns(),
-            camera=camera,
-            model=model,
-            model_version=version,
-        )
+def _event(kind: EventKind, cause: str, text: str, **of: str) -> Event:
+    return Event(kind, "instant", cause, text, time.monotonic_ns(), time.time_ns(), **of)  # type: ignore[arg-type]
 
 
 # Characters of one reason.
@@ -205,7 +157,6 @@ class StatusLine:
 
     Args:
         data_plane, pipelines, publisher, rate: are read at each call.
-        reload: None where settings are never read again.
     """
 
     def __init__(
@@ -224,10 +175,21 @@ class StatusLine:
 
     def text(self, now: float) -> str:
         """Return the line at `now`, `time.monotonic()`."""
-        parts = [f"serving {self._models()}", self._cameras(now), f"broker {self._publisher.state}"]
-        if self._pipelines and (rate_hz := self._rate.shown_hz(now)) is not None:
-            parts.append(f"{rate_hz:.{0 if rate_hz >= 10 else 1}f} lanes/s")
-        line = ", ".join(parts)
+        entries = self._data_plane.index(only_ready=False)
+        ready = {entry.name for entry in entries if entry.state is ModelState.READY}
+        failed = {
+            entry.name: _short(entry.reason)
+            for entry in entries
+            if entry.name not in ready and entry.reason != UNLOADED
+        }
+        models = _some("model", len(ready), len(ready) + len(failed), failed)
+        pipelines = tuple(self._pipelines)
+        faults = {p.camera.name: fault for p in pipelines if (fault := _fault(p, now))}
+        working = sum(p.camera.status.usable and not p.failure for p in pipelines)
+        cameras = _some("camera", working, len(pipelines), faults) if pipelines else "no camera"
+        line = f"serving {models}, {cameras}, broker {self._publisher.state}"
+        if pipelines and (rate_hz := self._rate.shown_hz(now)) is not None:
+            line += f", {rate_hz:.{0 if rate_hz >= 10 else 1}f} lanes/s"
         if (reload := self._reload) is not None:
             if reload.restart_needed:
                 line += f"; restart needed for {', '.join(reload.restart_needed)}"
@@ -236,33 +198,14 @@ class StatusLine:
         # systemd reads a second line as another assignment.
         return line.replace("\n", " ")
 
-    def _models(self) -> str:
-        entries = self._data_plane.index(only_ready=False)
-        ready = {entry.name for entry in entries if entry.state is ModelState.READY}
-        failed = {
-            entry.name: entry.reason
-            for entry in entries
-            if entry.name not in ready and entry.reason != UNLOADED
-        }
-        if not failed:
-            return _counted(len(ready), "model")
-        reasons = "; ".join(f"{name}: {_short(reason)}" for name, reason in failed.items())
-        return f"{len(ready)} of {_counted(len(ready) + len(failed), 'model')} ({reasons})"
 
-    def _cameras(self, now: float) -> str:
-        pipelines = tuple(self._pipelines)
-        faults = {p.camera.name: fault for p in pipelines if (fault := _fault(p, now))}
-        if not pipelines:
-            return "no camera"
-        if not faults:
-            return _counted(len(pipelines), "camera")
-        reasons = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
-        working = len(pipelines) - sum(not self._has_lanes(p) for p in pipelines)
-        return f"{working} of {_counted(len(pipelines), 'camera')} ({reasons})"
-
-    @staticmethod
-    def _has_lanes(pipeline: LanePipeline) -> bool:
-        return pipeline.camera.status.usable and not pipeline.failure
+def _some(word: str, working: int, all_: int, faults: Mapping[str, str]) -> str:
+    """Return `2 models`, or `1 of 2 models` with the faults of the others."""
+    counted = f"{all_} {word}{'' if all_ == 1 else 's'}"
+    if not faults:
+        return counted
+    reasons = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+    return f"{working} of {counted} ({reasons})"
 
 
 def _fault(pipeline: LanePipeline, now: float) -> str:
@@ -288,10 +231,6 @@ def _duration(seconds: float) -> str:
     return f" {int(seconds // 60)} min" if seconds < 3600 else f" {int(seconds // 3600)} h"
 
 
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
-
-
 def _short(text: Any) -> str:
     return shortened(str(text), _LONGEST_REASON)
 
@@ -300,6 +239,8 @@ log = logging.getLogger(__name__)
 
 # The main loop checks the workers, and the state is reported, this often.
 LOOK_S = 0.5
+# Without cameras.
+REST_S = 1.0
 HEALTH_S = 10.0
 # Each progress report of a build extends systemd's start timeout by its default for a whole start.
 START_MORE_S = 90.0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -49,7 +48,6 @@ class Buffer:
         return self._ready
 
     def written(self, stream: Stream) -> None:
-        """Record that the work which `stream` holds now writes the buffer."""
         self._ready.record(stream)
         self._written = True
 
@@ -118,8 +116,6 @@ class CudaArray:
         return self.buffer.ready
 
     def written(self, stream: Stream) -> None:
-        """Record that the work which `stream` holds now writes the array; readers wait for that
-        work."""
         self.buffer.written(stream)
 
     def read_by(self, event: GpuEvent) -> None:
@@ -178,15 +174,33 @@ class DeviceMemory:
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self.nbytes = nbytes
-        address = ctypes.c_uint64()
-        device.allocate(
-            f"allocate {nbytes} bytes",
-            "cuMemAlloc_v2",
-            ctypes.byref(address),
-            ctypes.c_size_t(nbytes),
+        doing = f"allocate {nbytes} bytes"
+        self.pointer, _ = device.make(self, doing, "cuMemAlloc_v2", "cuMemFree_v2", nbytes)
+
+
+class _Pinned:
+    """The owner of pinned memory; numpy keeps it alive with every view."""
+
+    def __init__(self, device: Device, nbytes: int, flags: int) -> None:
+        doing = f"pin {nbytes} bytes of host memory"
+        address, _ = device.make(
+            self, doing, "cuMemHostAlloc", "cuMemFreeHost", max(nbytes, 1), _PORTABLE | flags
         )
-        self.pointer = address.value
-        weakref.finalize(self, device.free, "cuMemFree_v2", address).atexit = False
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def pinned_array(
+    device: Device, shape: Sequence[int], dtype: DTypeLike, flags: int = 0
+) -> NDArray[Any]:
+    """Return a host array that the GPU copies asynchronously; it must live, and stay unchanged,
+    until the copy is done."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    return np.asarray(_Pinned(device, nbytes, flags)).view(dtype).reshape(tuple(shape))
 
 
 class MappedMemory:
@@ -201,55 +215,15 @@ class MappedMemory:
     """
 
     def __init__(self, device: Device, shape: Sequence[int], dtype: DTypeLike) -> None:
-        owner = _PinnedMemory(device, shape, dtype, mapped=True)
-        self.array = owner.array(shape, dtype)
-        self.pointer = owner.pointer
-
-    @property
-    def nbytes(self) -> int:
-        return self.array.nbytes
-
-
-def pinned_array(device: Device, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-    """Return a host array that the GPU copies asynchronously; it must live, and stay unchanged,
-    until the copy is done."""
-    return _PinnedMemory(device, shape, dtype, mapped=False).array(shape, dtype)
-
-
-class _PinnedMemory:
-    """The owner of pinned memory; numpy keeps it alive with every view."""
-
-    def __init__(
-        self, device: Device, shape: Sequence[int], dtype: DTypeLike, *, mapped: bool
-    ) -> None:
-        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-        address, on_device = ctypes.c_void_p(), ctypes.c_uint64()
-        device.allocate(
-            f"pin {nbytes} bytes of host memory",
-            "cuMemHostAlloc",
-            ctypes.byref(address),
-            ctypes.c_size_t(max(nbytes, 1)),
-            ctypes.c_uint(_PORTABLE | (_DEVICE_MAP if mapped else 0)),
+        self.array = pinned_array(device, shape, dtype, _DEVICE_MAP)
+        self.nbytes = self.array.nbytes
+        pointer = ctypes.c_uint64()
+        device.call(
+            "map host memory",
+            "cuMemHostGetDevicePointer_v2",
+            *(ctypes.byref(pointer), self.array.ctypes.data, 0),
         )
-        weakref.finalize(self, device.free, "cuMemFreeHost", address).atexit = False
-        if mapped:
-            device.call(
-                "map host memory",
-                "cuMemHostGetDevicePointer_v2",
-                ctypes.byref(on_device),
-                address,
-                ctypes.c_uint(0),
-            )
-        self.pointer = on_device.value
-        self.__array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address.value, False),
-            "version": 3,
-        }
-
-    def array(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        return np.asarray(self).view(dtype).reshape(tuple(shape))
+        self.pointer = pointer.value
 
 
 class BufferPool:
@@ -276,16 +250,11 @@ class BufferPool:
 
     @property
     def held_bytes(self) -> int:
-        """Device memory allocated by the pool, in use or idle."""
         return self._held_bytes
 
     def take(self, stream: Stream, shape: Sequence[int], dtype: DTypeLike) -> CudaArray:
         """Return an array of undefined content, for the next work of `stream` to write; call
-        `written` on the array after that work.
-
-        Raises:
-            Unavailable: `limit_bytes` are in use, or the device has no memory left.
-        """
+        `written` on the array after that work."""
         dtype = np.dtype(dtype)
         need_bytes = math.prod(shape) * dtype.itemsize
         with self._lock:

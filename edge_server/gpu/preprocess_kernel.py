@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from edge_server.errors import InvalidRequest, Unavailable
+from edge_server.errors import Unavailable
+from edge_server.gpu.device import version_text
 from edge_server.pixels import Colour, CropRegion, PixelFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OLDEST = (7, 5)
 # Compute capability → image, and the oldest driver that loads the image; the last entry not newer
 # than the GPU applies. scripts/build_kernels gives the reasons. Code for 8.0 also runs on 8.6 and
 # 8.9.
@@ -37,25 +37,16 @@ def image_name(compute_capability: tuple[int, int], driver_version: int) -> str:
     """Return the file in this directory that a driver can load for its GPU.
 
     Args:
-        compute_capability: of the GPU, (8, 7) for an Orin.
+        compute_capability: of the GPU, (8, 7) for an Orin; `OLDEST_CAPABILITY` or newer.
         driver_version: the newest CUDA version that the driver supports, as cuDriverGetVersion
             returns it: 12060 for 12.6.
-
-    Raises:
-        Unavailable: no shipped image fits; the text names the supported GPUs and drivers.
     """
-    major, minor = compute_capability
-    if compute_capability < _OLDEST:
-        raise Unavailable(
-            f"the preprocessing kernels are compiled for compute capability 7.5 and newer, this "
-            f"GPU has {major}.{minor}; preprocess on the CPU (instance_group KIND_CPU)"
-        )
     name, needed = _IMAGES[max(known for known in _IMAGES if known <= compute_capability)]
     if driver_version < needed:
         raise Unavailable(
-            f"the preprocessing kernels need a driver for CUDA {_text(needed)} or newer, this one "
-            f"is for {_text(driver_version)}; update the driver, or preprocess on the CPU "
-            f"(instance_group KIND_CPU)"
+            f"the preprocessing kernels need a driver for CUDA {version_text(needed)} or newer, "
+            f"this one is for {version_text(driver_version)}; update the driver, or preprocess on "
+            "the CPU (instance_group KIND_CPU)"
         )
     return name
 
@@ -64,10 +55,6 @@ def kernel_image(compute_capability: tuple[int, int], driver_version: int) -> by
     """Return the image's bytes, in the form that cuModuleLoadData takes; see `image_name`."""
     name = image_name(compute_capability, driver_version)
     return (resources.files("edge_server.gpu") / "kernels" / name).read_bytes()
-
-
-def _text(driver_version: int) -> str:
-    return f"{driver_version // 1000}.{driver_version % 1000 // 10}"
 
 
 MAX_FRAMES = 16
@@ -161,7 +148,6 @@ class FrameLayout:
 
     @classmethod
     def packed(cls, pixel_format: PixelFormat, width: int, height: int) -> FrameLayout:
-        """Return the layout with rows without gaps."""
         chroma = _chroma_row_bytes(pixel_format, width)
         return cls(pixel_format, width, height, _row_bytes(pixel_format, width), chroma)
 
@@ -174,23 +160,6 @@ class FrameLayout:
         chroma = first + self.height * self.stride_bytes
         chroma_v = chroma + self.height // 2 * self.chroma_stride_bytes
         return FrameAddress(*(first, chroma, chroma_v)[: self.planes])
-
-    def __post_init__(self) -> None:
-        name = self.pixel_format.name
-        if fault := size_fault(self.pixel_format, self.width, self.height):
-            raise InvalidRequest(fault)
-        row_bytes = _row_bytes(self.pixel_format, self.width)
-        if self.stride_bytes < row_bytes:
-            raise InvalidRequest(
-                f"a {name} frame {self.width} px wide has {row_bytes} bytes in a row, "
-                f"its stride is {self.stride_bytes}"
-            )
-        chroma_row_bytes = _chroma_row_bytes(self.pixel_format, self.width)
-        if self.chroma_stride_bytes < chroma_row_bytes:
-            raise InvalidRequest(
-                f"a {name} frame {self.width} px wide has {chroma_row_bytes} bytes in a row "
-                f"of chroma, its chroma stride is {self.chroma_stride_bytes}"
-            )
 
 
 def _row_bytes(pixel_format: PixelFormat, width: int) -> int:
@@ -213,7 +182,6 @@ def size_fault(pixel_format: PixelFormat, width: int, height: int) -> str:
 
 
 def kernel_name(pixel_format: PixelFormat, *, undistorted: bool) -> str:
-    """Return the name of the kernel in preprocess.cu for such a launch."""
     return f"{pixel_format.value}_to_nchw" + ("_undistorted" if undistorted else "")
 
 
@@ -224,17 +192,13 @@ class FramePreprocess:
     if `half`. Its values equal those of `backends.vision.preprocess_cpu` bit for bit.
 
     Args:
-        out_width, out_height: the network's size in px.
+        frame, out_width, out_height, region: valid, see `size_fault` and `CropRegion.is_within`.
         colour: what the values of YUV and GREY frames mean.
         region: the region of the frame that is resized; the whole frame if None. Pixels outside are
             never mixed in.
         undistortion: device addresses of a map's positions and fractions, (out_height, out_width,
             2) int16 and (out_height, out_width) uint16, as in `preprocess_cpu.UndistortionMap`;
             None resizes. A map includes its own region.
-
-    Raises:
-        InvalidRequest: the region lies outside the frame, or the network's size exceeds
-            `MAX_SIDE_PX`.
     """
 
     def __init__(
@@ -249,20 +213,9 @@ class FramePreprocess:
         region: CropRegion | None = None,
         undistortion: tuple[int, int] | None = None,
     ) -> None:
-        if not (0 < out_width <= MAX_SIDE_PX and 0 < out_height <= MAX_SIDE_PX):
-            raise InvalidRequest(
-                f"a network input of {out_width}x{out_height} px: each side is 1 to "
-                f"{MAX_SIDE_PX} px"
-            )
         region = region or CropRegion(0, 0, frame.width, frame.height)
-        if not region.is_within(frame.width, frame.height):
-            raise InvalidRequest(
-                f"the region {region.width}x{region.height} px at {region.x},{region.y} is not "
-                f"within the frame of {frame.width}x{frame.height} px"
-            )
         chroma = region.of_chroma(frame.pixel_format)
         step_x, chroma_step_x = _step(region.width, out_width), _step(chroma.width, out_width)
-        self._planes = frame.planes
         self._kernel = kernel_name(frame.pixel_format, undistorted=undistortion is not None)
         if undistortion is None:
             columns = [(region.width, step_x), (chroma.width, chroma_step_x)]
@@ -311,13 +264,9 @@ class FramePreprocess:
         With `out` a multiple of 16 and the width a multiple of 4 px the kernel uses wide stores;
         any address aligned to the elements works.
         """
-        if not 1 <= len(frames) <= MAX_FRAMES:
-            raise ValueError(f"{len(frames)} frames: a launch takes 1 to {MAX_FRAMES}")
         args = PreprocessArgs.from_buffer_copy(self._args)
         args.out = out
         for i, frame in enumerate(frames):
-            if [bool(plane) for plane in frame] != [i < self._planes for i in range(3)]:
-                raise ValueError(f"frame {i}: {frame} does not fit {self._kernel}")
             args.pixels[i], args.chroma[i], args.chroma_v[i] = frame
         return Launch(self._kernel, (*self._grid, len(frames)), self._block, bytes(args))
 

@@ -1,17 +1,10 @@
-"""Streams and events of a GPU, and the kernels and CUDA graphs that streams launch.
-
-pycuda lacks graphs, so these use cuda-bindings, on the same streams by their raw handles. Where
-cuda-bindings is not installed, work is launched piece by piece.
-"""
+"""Streams and events of a GPU, and the kernels and CUDA graphs that streams launch."""
 
 from __future__ import annotations
 
 import ctypes
-import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from edge_server.board.installation import remedy
-from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +14,14 @@ if TYPE_CHECKING:
     from edge_server.gpu.device import Device
 
 _NON_BLOCKING = 1
+# cuda.h, CUevent_flags.
+_BLOCKING_SYNC, _DISABLE_TIMING = 1, 2
+# CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE.
+_END, _BUFFER_POINTER, _BUFFER_SIZE = None, 1, 2
+# In the stricter modes a free on another thread during the capture invalidates the graph.
+_CAPTURE_RELAXED = 2
+
+Priority = Literal["", "max", "min"]
 
 
 class OnDevice(Protocol):
@@ -45,46 +46,47 @@ class GpuEvent:
     def __init__(self, device: Device, *, spin: bool = False) -> None:
         self.device = device
         self.stream: Stream | None = None
-        flags = device.driver.event_flags
-        chosen = int(flags.DISABLE_TIMING) | (0 if spin else int(flags.BLOCKING_SYNC))
-        with device.current("make an event"):
-            self._box = device.hold(self, device.driver.Event(chosen))
+        flags = _DISABLE_TIMING | (0 if spin else _BLOCKING_SYNC)
+        self.handle, _ = device.make(
+            self, "make an event", "cuEventCreate", "cuEventDestroy_v2", flags
+        )
 
     def record(self, stream: Stream) -> GpuEvent:
         """Record the event behind the work that `stream` holds now; return the event."""
-        with self.device.current("record an event"):
-            self._box[0].record(stream.raw)
+        self.device.call("record an event", "cuEventRecord", self.handle, stream.handle)
         self.stream = stream
         return self
 
     def wait(self) -> None:
         """Block this thread until the event is reached."""
-        with self.device.current("wait for an event"):
-            self._box[0].synchronize()
+        self.device.call("wait for an event", "cuEventSynchronize", self.handle)
 
     def reached(self) -> bool:
-        """Return whether the event is reached; never waits."""
-        with self.device.current("query an event"):
-            done: bool = self._box[0].query()
-        return done
-
-    @property
-    def raw(self) -> Any:
-        return self._box[0]
+        return self.device.ready(self.handle)
 
 
 class Stream:
     """Queues copies, fills, kernels and waits, and returns before they are done.
 
-    Work is ordered within a stream only; events order work between
-    streams.
+    Work is ordered within a stream only; events order work between streams.
+
+    Args:
+        priority: of its work among all work of the GPU; empty is the default.
+
+    Attributes:
+        handle: the CUstream, for other libraries.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, priority: Priority = "") -> None:
         self.device = device
-        with device.current("make a stream"):
-            self._box = device.hold(self, device.driver.Stream(_NON_BLOCKING))
-            self.handle: int = self._box[0].handle
+        least, greatest = ctypes.c_int(), ctypes.c_int()
+        doing = "make a stream"
+        device.call(
+            doing, "cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest)
+        )
+        number = {"": 0, "min": least.value, "max": greatest.value}[priority]
+        made_by, freed_by = "cuStreamCreateWithPriority", "cuStreamDestroy_v2"
+        self.handle, _ = device.make(self, doing, made_by, freed_by, _NON_BLOCKING, number)
         self._fence = GpuEvent(device)
 
     def record(self, event: GpuEvent | None = None) -> GpuEvent:
@@ -93,15 +95,17 @@ class Stream:
 
     def wait(self, event: GpuEvent) -> None:
         """Order the next work on this stream after `event`; this thread does not wait."""
-        with self.device.current("wait for another stream"):
-            self._box[0].wait_for_event(event.raw)
+        self.device.call(
+            "wait for another stream", "cuStreamWaitEvent", self.handle, event.handle, 0
+        )
 
     def synchronize(self) -> None:
-        """Return when all queued work is done; the thread sleeps meanwhile."""
-        with self.device.current("synchronize"):
-            # Wait by an event: a thread that waits for a stream busy-waits.
-            self._fence.raw.record(self._box[0])
-            self._fence.raw.synchronize()
+        """Return when all queued work is done; the thread sleeps until then."""
+        # Wait by an event: a thread that waits for a stream busy-waits.
+        fence, doing = self._fence.handle, "synchronize"
+        with self.device:
+            self.device.call(doing, "cuEventRecord", fence, self.handle)
+            self.device.call(doing, "cuEventSynchronize", fence)
 
     def to_device(self, destination: OnDevice, source: NDArray[Any]) -> None:
         """Copy the whole of `source` to the front of `destination`.
@@ -111,10 +115,10 @@ class Stream:
             source: C-contiguous; pinned memory must live unchanged until the copy is done, any
                 other memory is read before this returns.
         """
-        _check_fits(source.nbytes, destination.nbytes)
-        _check_contiguous(source)
-        with self.device.current("copy to the device"):
-            self.device.driver.memcpy_htod_async(destination.pointer, source, self._box[0])
+        _check(source.nbytes, destination.nbytes, source)
+        to, begin = destination.pointer, source.ctypes.data
+        name = "cuMemcpyHtoDAsync_v2"
+        self.device.call("copy to the device", name, to, begin, source.nbytes, self.handle)
 
     def to_host(self, destination: NDArray[Any], source: OnDevice) -> None:
         """Fill the whole of `destination` from the front of `source`.
@@ -123,233 +127,120 @@ class Stream:
             destination: C-contiguous, no larger than `source`; pinned memory must live, and may be
                 read once the copy is done, any other memory may be read when this returns.
         """
-        _check_fits(destination.nbytes, source.nbytes)
-        _check_contiguous(destination)
-        with self.device.current("copy to the host"):
-            self.device.driver.memcpy_dtoh_async(destination, source.pointer, self._box[0])
+        _check(destination.nbytes, source.nbytes, destination)
+        to, begin = destination.ctypes.data, source.pointer
+        name = "cuMemcpyDtoHAsync_v2"
+        self.device.call("copy to the host", name, to, begin, destination.nbytes, self.handle)
 
     def copy(self, destination: OnDevice, source: OnDevice) -> None:
         """Copy the whole of `source` to the front of `destination`, on the device."""
-        _check_fits(source.nbytes, destination.nbytes)
-        with self.device.current("copy on the device"):
-            self.device.driver.memcpy_dtod_async(
-                destination.pointer, source.pointer, source.nbytes, self._box[0]
-            )
+        _check(source.nbytes, destination.nbytes)
+        to, begin = destination.pointer, source.pointer
+        name = "cuMemcpyDtoDAsync_v2"
+        self.device.call("copy on the device", name, to, begin, source.nbytes, self.handle)
 
     def fill(self, destination: OnDevice, byte: int = 0) -> None:
-        with self.device.current("fill memory"):
-            self.device.driver.memset_d8_async(
-                destination.pointer, byte, destination.nbytes, self._box[0]
-            )
+        to, nbytes = destination.pointer, destination.nbytes
+        self.device.call("fill memory", "cuMemsetD8Async", to, byte, nbytes, self.handle)
 
     def launch(
         self,
         kernel: Kernel,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        *arguments: int | float | bytes | OnDevice,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: bytes,
     ) -> None:
         """Launch `kernel` on `grid` blocks of `block` threads.
 
         Args:
-            grid: x, y and z; missing sizes are 1.
-            block: likewise.
-            arguments: in the order of the kernel's signature: numbers, bytes of a struct, or device
-                memory, passed as its pointer.
+            arguments: one behind the other, each aligned as in C.
         """
-        with self.device.current(f"run kernel {kernel.name}"):
-            kernel.raw.prepared_async_call(
-                (*grid, 1, 1)[:3],
-                (*block, 1, 1)[:3],
-                self._box[0],
-                *(getattr(argument, "pointer", argument) for argument in arguments),
-            )
-
-    def wait_for_handle(self, handle: int) -> None:
-        """Order the next work after all work that another library's stream, a cudaStream_t,
-        holds now."""
-        self._tie(self.handle, handle)
-
-    def hold_back_handle(self, handle: int) -> None:
-        """Order the next work of another library's stream after all work that this stream holds."""
-        self._tie(handle, self.handle)
-
-    def _tie(self, waiting: int, awaited: int) -> None:
-        doing = "wait across libraries"
-        with self.device.current(doing):
-            try:
-                self.device.libcuda.make_wait(waiting, awaited)
-            except OSError as error:
-                raise self.device.failure(str(error.strerror), doing) from error
-
-    @property
-    def raw(self) -> Any:
-        return self._box[0]
-
-
-class PriorityStream:
-    """A stream for another library, which uses the raw `handle`; pycuda's streams all have the same
-    priority. It is destroyed soon after garbage collection."""
-
-    def __init__(self, device: Device, priority: Literal["max", "min"]) -> None:
-        self._device = device
-        self._handle = ctypes.c_void_p()
-        least, greatest = ctypes.c_int(), ctypes.c_int()
-        self._call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
-        self._call(
-            "cuStreamCreateWithPriority",
-            ctypes.byref(self._handle),
-            ctypes.c_uint(_NON_BLOCKING),
-            greatest if priority == "max" else least,
+        size = ctypes.c_size_t(len(arguments))
+        extra = (ctypes.c_void_p * 5)(
+            _BUFFER_POINTER,
+            ctypes.cast(ctypes.c_char_p(arguments), ctypes.c_void_p),
+            _BUFFER_SIZE,
+            ctypes.addressof(size),
+            _END,
         )
-        weakref.finalize(self, device.free, "cuStreamDestroy_v2", self._handle).atexit = False
-
-    @property
-    def handle(self) -> int:
-        return self._handle.value or 0
-
-    def begin(self, stream: Stream) -> None:
-        """Order the next work on this stream after all work that `stream` holds."""
-        stream.hold_back_handle(self.handle)
-
-    def end(self, stream: Stream) -> None:
-        """Order the next work of `stream` after all work on this stream."""
-        stream.wait_for_handle(self.handle)
-
-    def _call(self, name: str, *arguments: object) -> None:
-        self._device.call("use a stream with a priority", name, *arguments)
-
-
-class Kernel:
-    """One function of a module; run it with `Stream.launch`."""
-
-    def __init__(self, name: str, device: Device, function: Any) -> None:
-        self.name = name
-        # pycuda's function keeps pycuda's module loaded, so that both are released in the context.
-        self._box = device.hold(self, function)
-
-    @property
-    def raw(self) -> Any:
-        return self._box[0]
+        shape = (*grid, *block)
+        self.device.call(
+            f"run kernel {kernel.name}",
+            "cuLaunchKernel",
+            *(kernel.handle, *shape, 0, self.handle, None, extra),
+        )
 
 
 class Module:
     """A loaded kernel image: a fatbin, a cubin or PTX."""
 
     def __init__(self, device: Device, image: bytes) -> None:
-        self.device = device
-        with device.current("load kernels"):
-            self._box = device.hold(self, device.driver.module_from_buffer(image))
+        self._device = device
+        made_by, freed_by = "cuModuleLoadData", "cuModuleUnload"
+        self._handle, _ = device.make(self, "load kernels", made_by, freed_by, image)
 
-    def kernel(self, name: str, signature: str) -> Kernel:
-        """Return the `extern "C"` function `name`.
-
-        Args:
-            signature: one letter per argument, as in `struct`: `P` pointer, `i` int32, `I` uint32,
-                `f` float, `q` int64; `48s` is a struct of 48 bytes.
-        """
-        with self.device.current(f"find kernel {name}"):
-            function = self._box[0].get_function(name)
-            function.prepare(signature)
-        return Kernel(name, self.device, function)
+    def kernel(self, name: str) -> Kernel:
+        """Return the `extern "C"` function `name`."""
+        found = ctypes.c_void_p()
+        self._device.call(
+            f"find kernel {name}",
+            "cuModuleGetFunction",
+            *(ctypes.byref(found), self._handle, name.encode()),
+        )
+        return Kernel(name, found.value or 0, self)
 
 
-def _check_fits(nbytes: int, room_bytes: int) -> None:
+@dataclass(frozen=True)
+class Kernel:
+    """One function of a module; run it with `Stream.launch`. The module is unloaded with its last
+    kernel."""
+
+    name: str
+    handle: int
+    module: Module
+
+
+def _check(nbytes: int, room_bytes: int, array: NDArray[Any] | None = None) -> None:
     if nbytes > room_bytes:
         raise ValueError(f"{nbytes} bytes do not fit into {room_bytes}")
-
-
-def _check_contiguous(array: NDArray[Any]) -> None:
-    # pycuda would also accept Fortran order, and copy the bytes in memory order.
-    if not array.flags.c_contiguous:
+    if array is not None and not array.flags.c_contiguous:
         raise ValueError(f"an array of shape {array.shape} is not C-contiguous")
 
 
-def record_graph(stream: Stream, work: Callable[[], None]) -> Graph:
-    """Record the work that `work` queues on `stream`, without running it.
+class Graph:
+    """The work that `work` queues on `stream`, recorded without running it.
+
+    Its memory must stay allocated, at the same address, as long as the graph lives.
 
     Args:
         work: queues on `stream` only, never waits on the host and allocates nothing. It has run
             once without being recorded, so that libraries are set up.
-
-    Raises:
-        Unavailable: cuda-bindings is not installed.
-        InternalError: CUDA cannot record this work.
-        EdgeServerError: raised by `work`.
     """
-    driver = _bindings()
-    device = stream.device
-    doing = "record a graph"
-    # In the stricter modes a free by the garbage collector during the capture invalidates the
-    # graph.
-    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    with device.current(doing):
-        _call(device, doing, driver.cuStreamBeginCapture, stream.handle, mode)
-        try:
-            work()
-        except BaseException:
-            # A stream left in capture mode is unusable.
-            code, graph = driver.cuStreamEndCapture(stream.handle)
-            if not int(code):
-                driver.cuGraphDestroy(graph)
-            raise
-        graph = _call(device, doing, driver.cuStreamEndCapture, stream.handle)
-        try:
-            executable = _call(device, doing, driver.cuGraphInstantiate, graph, 0)
-        finally:
-            driver.cuGraphDestroy(graph)
-    return Graph(device, executable, driver)
 
-
-class Graph:
-    """A recorded graph; made by `record_graph`. Its memory must stay allocated, at the same
-    address, as long as the graph lives."""
-
-    def __init__(self, device: Device, executable: Any, driver: Any) -> None:
-        self.device = device
-        self._driver = driver
-        self._box = device.hold(self, _Executable(executable, driver))
+    def __init__(self, stream: Stream, work: Callable[[], None]) -> None:
+        self.device = device = stream.device
+        doing, recorded = "record a graph", ctypes.c_void_p()
+        end = "cuStreamEndCapture", stream.handle, ctypes.byref(recorded)
+        with device:
+            device.call(doing, "cuStreamBeginCapture_v2", stream.handle, _CAPTURE_RELAXED)
+            try:
+                try:
+                    work()
+                except BaseException:
+                    # A stream left in capture mode is unusable.
+                    device.libcuda.result(*end)
+                    raise
+                device.call(doing, *end)
+                made_by, freed_by = "cuGraphInstantiateWithFlags", "cuGraphExecDestroy"
+                self._handle, self._free = device.make(self, doing, made_by, freed_by, recorded, 0)
+            finally:
+                if recorded.value:
+                    device.libcuda.result("cuGraphDestroy", recorded)
 
     def launch(self, stream: Stream) -> None:
         """Launch the recorded work on `stream`; return before it is done."""
-        doing = "launch a graph"
-        with self.device.current(doing):
-            executable = self._box[0].handle
-            _call(self.device, doing, self._driver.cuGraphLaunch, executable, stream.handle)
+        self.device.call("launch a graph", "cuGraphLaunch", self._handle, stream.handle)
 
     def close(self) -> None:
-        """Destroy the graph now; launched work still runs."""
-        self.device.let_go(self._box)
-
-
-class _Executable:
-    """The executable graph, destroyed with its last reference."""
-
-    def __init__(self, handle: Any, driver: Any) -> None:
-        self.handle = handle
-        self._driver = driver
-
-    def __del__(self) -> None:
-        self._driver.cuGraphExecDestroy(self.handle)
-
-
-def _bindings() -> Any:
-    try:
-        # Imported only for a graph: the module is large, and nothing else needs it.
-        from cuda.bindings import driver  # noqa: PLC0415
-    except ImportError as error:
-        raise Unavailable(f"no CUDA graphs: {error}; {remedy('cuda.bindings')}") from None
-    return driver
-
-
-def _call(device: Device, doing: str, function: Any, *arguments: object) -> Any:
-    return _checked(device, doing, function.__name__, function(*arguments))
-
-
-def _checked(device: Device, doing: str, name: str, returned: tuple[Any, ...]) -> Any:
-    """Return the results of a cuda-bindings call without its error code."""
-    code, *values = returned
-    if int(code):
-        driver_text = f"{name} failed: {device.libcuda.error_text(int(code))}"
-        raise device.failure(driver_text, doing)
-    return values[0] if values else None
+        """Destroy the graph; launched work still runs."""
+        self._free()

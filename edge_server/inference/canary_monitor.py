@@ -340,16 +340,12 @@ class CanaryMonitor:
     nothing of its time: the run hangs after 5 s and 30 times the predecessor's p99, or after 30 s.
     So long may the model be away after a request that the predecessor failed at.
 
-    A request that is cancelled, misses its deadline or finds the queue full counts neither as good
-    nor as bad.
+    A request that is cancelled, late or finds the queue full does not count. Requests of a model
+    that keeps state, is decoupled or has another interface than its predecessor cannot be replayed:
+    the shares are compared with those of the predecessor's own first requests, and a run hangs as
+    one whose request the predecessor refuses.
 
-    Requests of a model that keeps state, is decoupled or has another interface than its predecessor
-    cannot be replayed: for these the shares are compared with those of the predecessor's own first
-    requests, non-finite responses count only where the request was finite, and a run hangs as one
-    whose request the predecessor refuses.
-
-    A version that is only slower, in the same minutes and for the same requests, is not worse: the
-    monitor reports the latency, and the version stays. The team that pushes the model sets its
+    A version that is only slower is reported and stays: the team that pushes the model sets its
     allowed latency, and a busy machine must not take good lanes away.
 
     Args:

@@ -78,8 +78,9 @@ class DataPlane:
         return self._registry.snapshot.find(name, version)
 
     def oldest_run(self) -> tuple[str, float]:
-        """The name of the model with the oldest unfinished run, replaced models included, and when
-        that run began (`time.monotonic()`; infinity where nothing runs)."""
+        """The model with the oldest unfinished run, also of a replaced one, and when that began
+        (`time.monotonic()`; infinity where nothing runs).
+        """
         runs = [
             (loaded.scheduler.running_since(), loaded.name)
             for loaded in self._registry.models_in_use()
@@ -110,10 +111,8 @@ class DataPlane:
         return not self._registry.failed_start
 
     def server_ready(self) -> bool:
-        """Whether the daemon has started, is live, and is not stopping.
-
-        Under strict readiness no first load may be pending or failed, either. Models that are
-        unloaded or unloading are not desired and do not count.
+        """Whether the daemon has started, is live, and is not stopping; under strict readiness also
+        that no first load is pending or failed.
         """
         is_open = self._open and self.server_live()
         if not self._strict_readiness:
@@ -184,10 +183,8 @@ class ModelControl(Protocol):
         ...
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Refuse new requests for `name`; returns at once, requests in flight finish.
-
-        Raises: Unavailable: the control mode does not allow the unload.
-        """
+        """Refuse new requests for `name`; requests in flight finish. Raises Unavailable as
+        `load`."""
         ...
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]: ...
@@ -267,9 +264,8 @@ class LiveModels:
 
 
 def path_in_model(key: str) -> str:
-    """Return the path within a model's directory that the load parameter `file:<path>` names.
-
-    Raises: InvalidRequest: `key` is no such parameter, or leaves the directory (Triton's texts).
+    """Return the path within a model's directory that the load parameter `file:<path>` names; raise
+    InvalidRequest where it names none (Triton's texts).
     """
     if not key.startswith(_FILE):
         raise InvalidRequest(f"unrecognized load parameter '{key}'.")

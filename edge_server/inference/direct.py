@@ -82,9 +82,8 @@ class InstancePool:
     ) -> InstancePool:
         """Create all instances of the configuration.
 
-        Raises:
-            ModelConfigError: no instance may run, or the limiter has too few resources for one.
-            EdgeServerError: an instance cannot be made; those before it are closed again.
+        Raises: EdgeServerError: one cannot be made, or none may run; those before it are closed
+        again.
         """
         return _pool_of(_make(config, model, limiter), limiter)
 
@@ -92,9 +91,8 @@ class InstancePool:
     def each_of(
         config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None = None
     ) -> list[InstancePool]:
-        """Create one pool per running instance; passive instances are closed with the first pool.
-
-        Raises: as `of`.
+        """One pool per running instance; passive instances are closed with the first. Raises as
+        `of`.
         """
         made = _make(config, model, limiter)
         running = [each for each in made if not each.passive]
@@ -115,10 +113,8 @@ class InstancePool:
         return len(self._urgent) + len(self._others) + self._limited
 
     def running_since(self) -> float:
-        """See `Scheduler.running_since`.
-
-        The run of an instance with an attribute `progressed_at`, which limits its runs by itself,
-        counts from that time.
+        """See `Scheduler.running_since`; the run of an instance with an attribute `progressed_at`,
+        which limits its runs by itself, counts from that time.
         """
         # A copy, because a run may end during the iteration.
         return min(
@@ -321,11 +317,7 @@ class ExpectedWait:
 
 
 class DirectScheduler(Submits):
-    """Runs the model on the caller's own thread with an idle instance: no queue, no thread hop.
-
-    Where every instance is busy the caller waits for one until its deadline; a request whose
-    expected wait exceeds its deadline is refused at once.
-    """
+    """Runs the model on the caller's own thread with an idle instance: no queue, no thread hop."""
 
     def __init__(self, executor: Executor, pool: InstancePool) -> None:
         self._executor = executor

@@ -84,10 +84,8 @@ class EnsembleRun:
             self._send_complete()
 
     def drive(self, tasks: Iterable[StepTask], *, may_run: bool = True) -> None:
-        """Start `tasks`, and those that responses on this very thread make ready.
-
-        Args:
-            may_run: whether this thread may run a model; else a step thread does.
+        """Start `tasks`, and those that responses on this very thread make ready; a step thread
+        runs the models where this thread may not.
         """
         ready = deque(tasks)
         to_run = deque[StepTask]()
@@ -298,9 +296,7 @@ class StepTask:
 
 
 class _StepCall(Reply["InferResponse"]):
-    """A submitted step; its model calls this as `respond`.
-
-    The step keeps the snapshot's models open until its last response.
+    """A submitted step, which its model calls as `respond`; it keeps the snapshot's models open.
 
     Attributes:
         thread: that thread, while it submits; else 0.

@@ -334,9 +334,9 @@ class EnsembleCall:
         return InternalError(f"model '{step.model_name}' failed: {error!r}")
 
     def step_outputs(self, step: PlannedStep, response: InferResponse) -> Made:
-        """The outputs of `step` by the ensemble's names; None is one that the model has left
-        out: the steps behind it run without that input, which they may declare optional, and
-        the ensemble's response comes without that output."""
+        """The outputs of `step` by the ensemble's names; None is one that the model has left out:
+        the steps behind it run without that input, and the response comes without that output.
+        """
         made = response.outputs
         return {tensor: made.get(name) for name, tensor in step.outputs}
 

@@ -43,8 +43,7 @@ class Job:
     each of a decoupled model goes to the caller at once.
 
     Attributes:
-        inputs: of the model; a scheduler may add its own tensors to the request's.
-        outputs: names of those wanted from the model; a scheduler may add its own.
+        inputs, outputs: of the model; a scheduler may add its own to the request's.
         batch_size: 0 where the model does not batch.
         on_outputs: called with all outputs of the model before the caller gets its response; an
             `EdgeServerError` that it raises becomes the response.
@@ -52,36 +51,10 @@ class Job:
         iterative: the model may have the job run again.
         turn_ns: when the job queued for its next run.
         began_ns: when its first run began; 0 before.
-        made: what the model responded, with `parameters`.
-        responses, last_ns: the number of a decoupled model's responses so far, and when the last
-            one came.
+        responses, last_ns: the number of a decoupled model's responses, and when the last one came.
         ended: the model may not respond any more.
         over: the caller has the last response.
     """
-
-    __slots__ = (
-        "_again",
-        "_forget",
-        "batch_size",
-        "began_ns",
-        "ended",
-        "executor",
-        "inputs",
-        "iterative",
-        "last_ns",
-        "made",
-        "on_outputs",
-        "outputs",
-        "over",
-        "padding",
-        "parameters",
-        "queued_at_ns",
-        "request",
-        "respond",
-        "responses",
-        "snapshot",
-        "turn_ns",
-    )
 
     def __init__(
         self,
@@ -143,8 +116,7 @@ class Job:
             forget()
 
     def death(self) -> EdgeServerError | None:
-        """Why the job need not run: it is over, its model failed between two runs, or see `gone`;
-        None while it shall run."""
+        """Why the job need not run: it is over, failed between two runs, or is `gone`."""
         if self.over:
             return Cancelled("")
         return self.made if isinstance(self.made, EdgeServerError) else self.gone()
@@ -176,8 +148,9 @@ def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> 
 
 
 def in_rank(tensor: Tensor, full_shape: tuple[int, ...]) -> Tensor:
-    """`tensor` with a batch dimension of 1 added, or taken off, where `full_shape` has one
-    dimension more or less; any other tensor as it is."""
+    """`tensor` with a batch dimension of 1 added, or taken off, where that gives it the rank of
+    `full_shape`.
+    """
     shape, rank = tensor.shape, len(full_shape)
     if len(shape) == rank - 1 and full_shape[0] == -1:
         return Tensor(tensor.array.reshape((1, *shape)))
@@ -251,37 +224,37 @@ class Executor:
             if not job.began_ns:
                 job.began_ns = job.last_ns = began_ns
         try:
-            phases = instance.execute([self._request(job) for job in jobs])
+            requests = [
+                ExecuteRequest(
+                    self._shaped(job) if self._model_shapes else job.inputs,
+                    job.outputs,
+                    job,
+                    job.request,
+                    job.snapshot,
+                    self.statistics.copied,
+                    job.reschedule if job.iterative else None,
+                )
+                for job in jobs
+            ]
+            phases = instance.execute(requests)
         except Exception as error:
             log.exception("model %s: an instance raised", self.config.name)
             failure = InternalError(f"model '{self.config.name}' failed: {error!r}")
             return failure, Phases(0, time.monotonic_ns() - began_ns, 0)
         return None, phases or Phases(0, time.monotonic_ns() - began_ns, 0)
 
-    def _request(self, job: Job) -> ExecuteRequest:
-        inputs = job.inputs
-        if shapes := self._model_shapes:
-            inputs = {
-                name: in_shape(tensor, shapes.get(name), job.batch_size)
-                for name, tensor in inputs.items()
-            }
-        return ExecuteRequest(
-            inputs,
-            job.outputs,
-            job,
-            job.request,
-            job.snapshot,
-            self.statistics.copied,
-            job.reschedule if job.iterative else None,
-        )
+    def _shaped(self, job: Job) -> Tensors:
+        shapes = self._model_shapes
+        return {
+            name: in_shape(tensor, shapes.get(name), job.batch_size)
+            for name, tensor in job.inputs.items()
+        }
 
     def _result(
         self, job: Job, failure: InternalError | None, phases: Phases, alone: int = 0
     ) -> InferResponse | EdgeServerError:
-        """Trace and count an ended job, and return its response.
-
-        Args:
-            alone: the batch size of a run that was the job's alone and is still to be counted.
+        """Trace and count an ended job, and return its response; `alone` is the batch size of a run
+        that was the job's alone and is still to be counted.
         """
         if (trace := job.request.trace) is not None:
             # As in the statistics: phases that the instance did not measure count as inference.
@@ -344,8 +317,9 @@ class Executor:
         self.respond(job, response, final=final)
 
     def refuse(self, job: Job, error: EdgeServerError) -> None:
-        """Respond with `error` to a job that will not run or has failed, and count it; without
-        effect where the job has its last response."""
+        """Respond with `error` to a job that will not run or has failed, unless it has its last
+        response.
+        """
         if job.over:
             return
         job.abandon()
@@ -368,8 +342,8 @@ class Executor:
     def _response(
         self, job: Job, made: Tensors | EdgeServerError, parameters: Parameters, infer_ns: int
     ) -> InferResponse | EdgeServerError:
-        """The caller's response for the model's outputs, of which it may omit some; or the error:
-        the model's own, or that of an output that cannot be used."""
+        """The caller's response for the model's outputs, of which it may omit some; or the
+        error."""
         if isinstance(made, EdgeServerError):
             return made
         request = job.request

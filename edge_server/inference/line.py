@@ -112,10 +112,8 @@ class LineWatch:
             self._lines = tuple(each for each in self._lines if each is not line)
 
     def note_waiting(self, limit_at: float = math.inf) -> None:
-        """Have the queues searched, as a request waits in one of them; returns at once.
-
-        Args:
-            limit_at: when the first time limit in that queue passes (`time.monotonic()`).
+        """Have the queues searched while a request waits in one of them, and when a time limit
+        passes (`limit_at`, of `time.monotonic()`); returns at once.
         """
         now = time.monotonic()
         at = min(now + self._period_s, max(limit_at, now + _LEAST_S))
@@ -310,10 +308,8 @@ class StepSlots:
             return False
 
     def wait(self, deadline: float | None, held: Task, given_up: Callable[[], bool]) -> bool:
-        """Wait for a slot and take it; False after `deadline`, or once `given_up` is true.
-
-        Args:
-            held: its `is_over` is called now and then, and makes `given_up` true.
+        """Wait for a slot and take it; False after `deadline`, or once `given_up` is true, as
+        `held.is_over`, which is called now and then, may make it.
         """
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:

@@ -139,8 +139,9 @@ class LoadedModel:
         return self.config.name
 
     def shared(self, config: ModelConfig) -> LoadedModel | None:
-        """Return another loaded model, with `config`, on the same scheduler and model; the caller
-        closes it, too. None after `close`."""
+        """Another loaded model, with `config`, on the same scheduler and model, to be closed too;
+        None after `close`.
+        """
         if not self.scheduler_uses.more():
             return None
         # A reference on the scheduler implies one on the model.
@@ -211,10 +212,7 @@ class Snapshot:
         self._latest = {e.name: e.loaded for _, e in sorted(self.entries.items()) if e.loaded}
 
     def infer(self, request: InferRequest) -> InferResponse:
-        """Find the model, check the request against it, run it and return its only response.
-
-        Raises: as `find`, `check_request` and `Scheduler.infer`.
-        """
+        """Run a request on its model; raise as `find`, `check_request` and `Scheduler.infer`."""
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
         return self.run(loaded, request)
@@ -226,9 +224,8 @@ class Snapshot:
         return TracedScheduler(loaded, request.trace).infer(request, self)
 
     def submit(self, request: InferRequest, respond: Respond) -> None:
-        """Find the model, check the request against it and pass it to the model's scheduler.
-
-        Raises: as `find`, `check_request` and `Scheduler.submit`; `respond` is not called.
+        """Submit a request to its model; raise as `find`, `check_request` and `Scheduler.submit`,
+        and then `respond` is not called.
         """
         loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
@@ -266,9 +263,8 @@ class Snapshot:
         return entry.loaded
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether the model can respond; an unknown model is not ready, and no error.
-
-        Raises: InvalidRequest: `version` is not a version number.
+        """Whether the model can respond; an unknown model is not ready. Raises InvalidRequest as
+        `find`.
         """
         try:
             return not self.find(name, version).not_ready_reason()
@@ -320,9 +316,8 @@ class SchedulerWrapper(Submits):
 
 
 class TracedScheduler(SchedulerWrapper):
-    """Records one request and its responses in the request's trace.
-
-    The trace ends with the last response of the model, also where the caller has left before it.
+    """Records one request and its responses in the request's trace, which ends with the last one,
+    also where the caller has left before it.
     """
 
     def __init__(self, loaded: LoadedModel, trace: Trace) -> None:
@@ -420,9 +415,8 @@ class ModelRegistry:
         self.publish({name: entries})
 
     def publish(self, changes: Mapping[str, Sequence[ModelEntry]]) -> None:
-        """Replace all entries of the models in `changes` in one step.
-
-        A loaded version that `changes` no longer names becomes UNLOADING.
+        """Replace all entries of the models in `changes` in one step; a loaded version that
+        `changes` no longer names becomes UNLOADING.
         """
         new = {(e.name, e.version): e for entries in changes.values() for e in entries}
         with self.lock:
@@ -448,8 +442,7 @@ class ModelRegistry:
 
     def clear(self, timeout_s: float | None = None) -> bool:
         """Remove every model; unleased models close before this returns, others with their lease.
-
-        Returns: False where unleased models are still closing after `timeout_s`.
+        False where they are still closing after `timeout_s`.
         """
         with self.lock:
             self._leaving.clear()

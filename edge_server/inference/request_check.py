@@ -40,8 +40,8 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
 
 
 def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping[str, int]) -> None:
-    """Raises: InvalidRequest: the batch sizes of the inputs, by name, differ, or the model takes no
-    batch of that size."""
+    """Raises: InvalidRequest: the inputs' batch sizes differ, or the model takes none of that
+    size."""
     if config.max_batch_size == 0 or not batch_sizes:
         return
     first = next(iter(batch_sizes.values()))

@@ -52,8 +52,9 @@ class ResponseCache:
             return entry[0]
 
     def put(self, owner: object, key: bytes, response: InferResponse) -> None:
-        """Store a copy of `response` in place of the least recently used entries, unless it is
-        larger than the whole cache."""
+        """Store a copy of `response` in place of the least recently used ones, unless it is too
+        large.
+        """
         entry_bytes = _ENTRY_BYTES + sum(map(size_bytes, response.outputs.values()))
         if entry_bytes > self._capacity_bytes:
             return

@@ -93,16 +93,16 @@ class SequenceBook(Generic[T]):
         return sequence_id in self._live
 
     def is_taken(self, place: SequencePlace) -> bool:
-        """Whether the id of `place` is that of another's live sequence, which the server has given
-        it."""
+        """Whether another's live sequence has the id of `place` from the server."""
         live = self._live.get(place.id)
         return live is not None and (live.generated or place.generated)
 
     def add(
         self, item: T, place: SequencePlace, now: float, timeout_s: float = inf
     ) -> BookedSequence[T]:
-        """Add a request to its sequence, or, at START, to a new one, which may wait `timeout_s` for
-        a slot."""
+        """Add a request to its sequence, or at START to a new one, which may wait `timeout_s` for a
+        slot.
+        """
         sequence = self._live.get(place.id)
         if sequence is None:
             sequence = BookedSequence(place.id, generated=place.generated)
@@ -175,8 +175,7 @@ class SequenceBook(Generic[T]):
     def expire(self, now: float) -> tuple[list[T], set[int]]:
         """End sequences that were idle, or waited for a slot, for too long.
 
-        Returns: the requests of those that waited for a slot, dropped from the book; and the
-        instances that may have got a request to run.
+        Returns the requests of the latter, and the instances that may have got a request to run.
         """
         items: list[T] = []
         instances: set[int] = set()
@@ -254,8 +253,7 @@ class SequenceBook(Generic[T]):
 
 
 class Head(NamedTuple):
-    """The first request of a sequence that may run; `form` is equal for requests whose tensors can
-    be joined."""
+    """The first request of a sequence that may run; those of equal `form` can be joined."""
 
     slot: int
     came_at: float
@@ -263,8 +261,9 @@ class Head(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The rows of a batch, None for one of padding; or, without any, how long to wait if no further
-    request comes."""
+    """The rows of a batch, None for one of padding; or, without any, how long to wait for further
+    requests.
+    """
 
     batch: Sequence[Head | None]
     wait_s: float = 0.0
@@ -352,8 +351,9 @@ class SequenceControls:
             self._id_tensor(control, sequence_id)
 
     def of(self, place: SequencePlace | None) -> dict[str, Tensor]:
-        """The control tensors of a request; None is a row without a request: nothing starts, is
-        ready or ends, and the id is 0 or empty."""
+        """The control tensors of a request; None is a row without one: nothing starts, is ready or
+        ends.
+        """
         flags = {
             ControlKind.START: place is not None and place.start,
             ControlKind.READY: place is not None,
@@ -388,10 +388,7 @@ class SequenceControls:
 
 
 class SequenceStates:
-    """The states of a model: output tensors of one request that are inputs of the next one.
-
-    Raises: ModelConfigError: an initial state cannot be read or does not fit its state.
-    """
+    """The states of a model: output tensors of one request that are inputs of the next one."""
 
     def __init__(
         self, config: ModelConfig, states: tuple[SequenceState, ...], directory: Path

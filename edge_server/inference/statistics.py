@@ -87,27 +87,15 @@ def _quantile_ns(window: Counter[int], share: float) -> float:
     return math.nan
 
 
-@dataclass(frozen=True)
-class RequestSummaries:
-    request: SlidingSummary = field(default_factory=SlidingSummary)
-    queue: SlidingSummary = field(default_factory=SlidingSummary)
-    compute_input: SlidingSummary = field(default_factory=SlidingSummary)
-    compute_infer: SlidingSummary = field(default_factory=SlidingSummary)
-    compute_output: SlidingSummary = field(default_factory=SlidingSummary)
-    cache_hit: SlidingSummary = field(default_factory=SlidingSummary)
-    cache_miss: SlidingSummary = field(default_factory=SlidingSummary)
-
-    def succeeded(self, total_ns: int, queue_ns: int, phases: Phases, now_ns: int) -> None:
-        for summary, ns in (
-            (self.request, total_ns),
-            (self.queue, queue_ns),
-            (self.compute_input, phases.input),
-            (self.compute_infer, phases.infer),
-            (self.compute_output, phases.output),
-        ):
-            summary.add(ns, now_ns)
-
-
+_SUMMARIES = (
+    "request",
+    "queue",
+    "compute_input",
+    "compute_infer",
+    "compute_output",
+    "cache_hit",
+    "cache_miss",
+)
 # A model may send responses without end; each index has a counter, and all go to clients.
 _MOST_RESPONSES = 1000
 # The upper bounds of the buckets: four per power of two from 1 us, so that each bound is at most a
@@ -250,12 +238,12 @@ class ModelStatistics:
     def _begin(self) -> None:
         self._counts = Counts()
         self._latencies = Buckets(_BOUNDS_NS)
-        self._summaries = RequestSummaries() if self.kept.summaries else None
+        self._summaries = {n: SlidingSummary() for n in _SUMMARIES if self.kept.summaries}
         self._first_responses = Buckets(self._bounds_ms) if self._bounds_ms else None
 
     def p99_ns(self, least: int) -> int:
-        """An approximate upper bound of 99 % of the model's response times; 0 with fewer than
-        `least` requests."""
+        """An upper bound of 99 % of the model's response times; 0 with fewer than `least`
+        requests."""
         with self._lock:
             bounds_ns, at_most, _ = self._latencies.now()
         if at_most[-1] < max(1, least):
@@ -272,11 +260,11 @@ class ModelStatistics:
             self._begin()
 
     def summaries(self) -> dict[str, Summary]:
-        """Those of `RequestSummaries` by name; none where they are not kept."""
+        """Those that are kept, by name."""
         now_ns = time.monotonic_ns()
         with self._lock:
-            kept = vars(self._summaries) if self._summaries is not None else {}
-            return {name: each.at(self.kept.quantiles, now_ns) for name, each in kept.items()}
+            kept = self._summaries.items()
+            return {name: each.at(self.kept.quantiles, now_ns) for name, each in kept}
 
     def first_responses_ms(self) -> Distribution | None:
         """The times from a request to its first response; None where they are not kept."""
@@ -292,10 +280,8 @@ class ModelStatistics:
             counts.batches[batch_size].add(phases)
 
     def succeeded(self, total_ns: int, queue_ns: int, phases: Phases, alone: int = 0) -> None:
-        """Count a request that got its last response.
-
-        Args:
-            alone: the batch size of the request's run, where that is to be counted here, too.
+        """Count a request that got its last response, and its run, if `alone` is that run's batch
+        size.
         """
         with self._lock:
             counts = self._counts
@@ -307,25 +293,26 @@ class ModelStatistics:
             counts.success.ns += total_ns
             counts.queue_ns += queue_ns
             self._latencies.add(total_ns)
-            if self._summaries is not None:
-                self._summaries.succeeded(total_ns, queue_ns, phases, time.monotonic_ns())
+            if self._summaries:
+                self._summarise(
+                    request=total_ns,
+                    queue=queue_ns,
+                    compute_input=phases.input,
+                    compute_infer=phases.infer,
+                    compute_output=phases.output,
+                )
 
     def hit(self, total_ns: int) -> None:
         """Count a request with a cached response: a success without computation."""
         with self._lock:
             self._counts.success.add(total_ns)
             self._counts.cache_hit.add(total_ns)
-            if self._summaries is not None:
-                now_ns = time.monotonic_ns()
-                self._summaries.request.add(total_ns, now_ns)
-                self._summaries.queue.add(0, now_ns)
-                self._summaries.cache_hit.add(total_ns, now_ns)
+            self._summarise(request=total_ns, queue=0, cache_hit=total_ns)
 
     def missed(self, ns: int) -> None:
         with self._lock:
             self._counts.cache_miss.add(ns)
-            if self._summaries is not None:
-                self._summaries.cache_miss.add(ns, time.monotonic_ns())
+            self._summarise(cache_miss=ns)
 
     def failed(self, reason: FailureReason, total_ns: int) -> None:
         with self._lock:
@@ -354,3 +341,9 @@ class ModelStatistics:
             response.compute_infer.add(ns)
             response.compute_output.add(0)
             (response.fail if failed else response.success).add(ns)
+
+    def _summarise(self, **durations_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        if self._summaries:
+            for name, ns in durations_ns.items():
+                self._summaries[name].add(ns, now_ns)

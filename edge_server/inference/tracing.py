@@ -117,13 +117,8 @@ class TraceQueue(Generic[T]):
 
 @dataclass(frozen=True)
 class TraceRule:
-    """The trace settings.
-
-    Attributes:
-        timestamps: whether any request is traced.
-        rate: one of so many requests is traced; 0 is allowed only without timestamps.
-        count: traces left; -1 is unlimited.
-        log_frequency: traces in a file before the next is begun; 0 is one file.
+    """The trace settings: one of `rate` requests is traced, `count` (-1: all) in all,
+    `log_frequency` (0: all) in one file.
     """
 
     timestamps: bool = False
@@ -133,10 +128,7 @@ class TraceRule:
 
 
 class Sampler:
-    """Applies one rule to requests, on any thread.
-
-    Traces of one sampler share a series of numbered files.
-    """
+    """Applies one rule to requests, on any thread; its traces share a series of numbered files."""
 
     def __init__(self, rule: TraceRule) -> None:
         self.rule = rule
@@ -163,7 +155,7 @@ class TracedRequest:
     """One sampled request with its nested requests; reported once, when all of them are over.
 
     Args:
-        sampler: the sampler that chose the request for the trace file; None where none did.
+        sampler: the one that chose the request for the trace file; None where none did.
         when_over: called with this request, on the thread that ended the last trace.
     """
 
@@ -218,12 +210,7 @@ class TracedRequest:
 
 
 class ModelTrace:
-    """See `edge_server.requests.Trace`.
-
-    Attributes:
-        parent_id: of the trace around it; 0 for the first of a request.
-        moments: name and `time.monotonic_ns`, in the order in which they were recorded.
-    """
+    """See `edge_server.requests.Trace`; `parent_id` is that of the trace around it, or 0."""
 
     def __init__(
         self, request: TracedRequest, own_id: int, model_name: str, request_id: str, parent_id: int
@@ -340,8 +327,8 @@ class Tracer:
         """The trace of this request to that model; None where the request is not traced.
 
         Args:
-            headers: returns those of the request, in lower case: the client's `traceparent` decides
-                whether spans are sent, and they become a part of its trace.
+            headers: return those of the request, in lower case: a `traceparent` decides whether
+                spans are sent, and they become a part of its trace.
         """
         sampler = self._file_sampler(model_name)
         if self._sender is not None:
@@ -475,9 +462,8 @@ class TraceFile:
         self._used_bytes = sum(map(_on_disk, self._sizes.values()))
 
     def write(self, sampler: Sampler, elements: bytes) -> bool:
-        """Append the elements of one traced request; True where they were written.
-
-        Where the disk or the space for traces is full, the log reports that once.
+        """Append the elements of one traced request; False where they were not written, which the
+        log says once.
         """
         if self.full:
             return False

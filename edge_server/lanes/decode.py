@@ -65,7 +65,6 @@ def decode_lanes(
         score_threshold: minimum score of a proposal (exclusive), 0..1.
         nms_threshold_px: two lanes with a smaller mean distance are duplicates; pixels of the
             640-wide input.
-        max_lanes: maximum number of lanes after suppression.
         scores: whether columns 0-1 hold raw logits or probabilities.
 
     Raises:
@@ -96,7 +95,6 @@ def calibrated_confidence(
     plus `bias`; the order of the scores stays.
 
     Args:
-        scores: of any shape, 0..1.
         temperature: above 0; 1 with bias 0 leaves scores as they are.
         bias: of the logit.
 

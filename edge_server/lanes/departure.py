@@ -81,9 +81,6 @@ class _Boundary:
 class DepartureWatch:
     """Decides when a warning begins and ends, on both sides; for one thread.
 
-    Args:
-        rule: the thresholds.
-
     Attributes:
         active: the warning that holds now; None where there is none.
         withheld: the warning that would hold now, with the cause for which there is none; None

@@ -89,8 +89,6 @@ def unprotect(topic: str, payload: bytes, value: str) -> Envelope | Check:
 
     Args:
         topic: that the receiver has subscribed to, not one that the message names.
-        payload: as received.
-        value: of the user property `e2e`.
     """
     found = _ENVELOPE.fullmatch(value)
     if found is None:
@@ -113,8 +111,6 @@ class Checker:
     the daemon, and its first message is OK_SOME_LOST: what the ended one still sent is not known.
 
     Args:
-        topic: that the receiver has subscribed to.
-        max_lost: number of messages that may be missing before a good one.
         max_delay_s: of a message, beyond the quickest one.
         timeout_s: silence for longer is a TIMEOUT; infinite where a topic may be silent, as that
             of events.
@@ -142,7 +138,6 @@ class Checker:
         """Return what the message is worth.
 
         Args:
-            payload: as received.
             value: of its user property `e2e`; None where it has none.
             now_s: the receiver's monotonic clock at the arrival.
         """

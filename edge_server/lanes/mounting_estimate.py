@@ -46,7 +46,6 @@ class Spread:
     """The median of many measurements.
 
     Attributes:
-        median: of all.
         low, high: between which eight of ten lie.
         std: standard deviation of the median, from how it differs between ten parts of the drive.
     """
@@ -70,7 +69,6 @@ class MountingEstimate:
     Attributes:
         pitch_rad, yaw_rad: where straight lanes meet.
         width_heights: the ego lane's width over the height of the camera.
-        frames: number of frames that were used.
     """
 
     pitch_rad: Spread
@@ -87,11 +85,9 @@ class MountingEstimator:
     """Collects the frames of a drive in their order.
 
     Args:
-        lens: for frames of their size.
         roll_rad: of the camera, which straight lanes do not show.
 
     Attributes:
-        seen: number of frames.
         straight: number of those that show the ego lane's boundaries, and no bend.
     """
 

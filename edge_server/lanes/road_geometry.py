@@ -86,7 +86,6 @@ class LaneRays(NamedTuple):
     """The rays of several lanes' image points; they do not depend on the mounting.
 
     Attributes:
-        rays: of all points.
         present: (K, P) bool, which places of a table of K lanes they fill, row by row.
         std_px: of a point across the picture.
     """
@@ -117,7 +116,6 @@ def road_of(
 
     Args:
         lanes: with image points, px of frames of the model's size.
-        model: the camera.
         pitch_std_rad: of the model's pitch at this moment; that of its mounting by default.
     """
     if not lanes:
@@ -146,7 +144,6 @@ class _Fits(NamedTuple):
         coefficients: (K, 4), NaN for a lane without ground.
         covariance: (K, 4, 4).
         noise: (K, 4, 4), the part of the covariance that is not common to all lanes.
-        x_min, x_max: (K,).
     """
 
     points: NDArray[np.float32]
@@ -346,7 +343,6 @@ class PitchFilter:
 
     Attributes:
         rad: positive nose down.
-        std_rad: its standard deviation.
 
     Args:
         calibrated_std_rad: of the calibration's own pitch.

@@ -451,11 +451,8 @@ class LaneTracker:
         once the track is confirmed; before that its id and index are 0.
 
         Args:
-            lanes: as located on the ground.
             mono_ns: CLOCK_MONOTONIC of the capture; a frame that is not newer than the last one
                 moves nothing.
-            motion: of the vehicle since the last frame.
-            to_image: projects the points of a predicted lane.
         """
         passed_s = self._pass(mono_ns)
         for track in self._tracks:

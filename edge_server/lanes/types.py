@@ -45,7 +45,6 @@ class GroundLane:
 
     Attributes:
         points: (N, 2) float32, x and y in m, the nearest first.
-        polynomial: through the points.
     """
 
     points: NDArray[np.float32]
@@ -66,7 +65,6 @@ class Lane:
         type: what is painted, where the image shows it.
         color: likewise.
         ground: the boundary on the road; None where the camera has no calibration.
-        predicted: not detected in this frame, but continued from earlier ones.
         solid_evidence, yellow_evidence: log odds for solid against dashed and yellow against white,
             of this frame alone; 0 says nothing. Those of several frames add up, see `marking`.
     """
@@ -143,6 +141,10 @@ class StageTrace(Protocol):
         """Begin a stage, which ends the one before it."""
         ...
 
+    def end(self, error: str = "", **attributes: str | int) -> None:
+        """The lanes are known, or `error` says why there are none."""
+        ...
+
     def published(self) -> None:
         """The lanes have just been written to the broker's connection; on any thread."""
         ...
@@ -160,9 +162,7 @@ class LaneFrame:
         capture_epoch_ns: Unix time at capture; Unix time may jump, so join on the monotonic time
             within a host.
         width: of the original frame, px.
-        height: of the original frame, px.
         model_name: the model (usually an ensemble) that responded.
-        model_version: the model's version in the protocol's spelling.
         latency_us: per stage.
         lanes: highest score first.
         failure: why there are no lanes; empty where the model responded and `lanes` is its result.

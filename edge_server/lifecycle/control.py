@@ -394,7 +394,9 @@ class PollControl:
 
     def _tick(self, now: float) -> None:
         """Called about every second."""
-        if again := self._tend(now):
+        self._deployments.note_serving()
+        # What the store could not copy, or was released from quarantine, is staged again.
+        if again := self._deployments.release_noted() | self.updates.retry(now):
             self._report_again(again)
             self._next_s = 0.0
         if now >= self._next_s:
@@ -405,12 +407,6 @@ class PollControl:
         if arrived is not None and self._poll_s < math.inf:
             self._arrived.update(arrived)
             self._next_s = 0.0
-
-    def _tend(self, now: float) -> Collection[str]:
-        """Start the load retries that are due; return the models to stage again, which the store
-        could not copy or which were released from quarantine."""
-        self._deployments.note_serving()
-        return self._deployments.release_noted() | self.updates.retry(now)
 
     def _report_again(self, names: Collection[str]) -> None:
         """Let the next scans report the last change of `names` once more."""

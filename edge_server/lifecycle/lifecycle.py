@@ -231,11 +231,10 @@ class ModelLifecycle:
     def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
         """Publish the predecessor of `model_spec` again, with its ensembles, in one step.
 
-        The predecessor is open while `model_spec` is in its canary. If `model_spec` is an ensemble
-        that did not change itself, the members that changed are rolled back. Models that changed
-        together with a rolled-back model and do not fit its predecessor are rolled back too:
-        ensembles, which then wait for members that fit, and members of ensembles. Ensembles that
-        wait for the predecessor are published again.
+        If `model_spec` is an ensemble that did not change itself, the members that changed are
+        rolled back. Models that changed together with a rolled-back model and do not fit its
+        predecessor are rolled back too: ensembles, which then wait for members that fit, and
+        members of ensembles.
 
         Returns:
             False if there is no predecessor, or it does not fit the ensembles that serve; in that

@@ -206,10 +206,9 @@ class Updates:
 
     A change that cannot be staged or loaded leaves the serving versions as they are, with the
     reason on the index, and is not retried until the model's files change. Three failures are
-    retried: something that the board lacks now (memory, once there is enough; memory of the GPU);
-    a store that could not copy the model (a full disk, for example); and a model that served before
-    the daemon started and now fails for a reason that may pass (a Python model's `initialize`
-    raised, no GPU yet), until a version serves.
+    retried: something that the board lacks now (memory, also of the GPU); a store that could not
+    copy the model (a full disk); and a model that served before the daemon started and now fails
+    for a reason that may pass, until a version serves.
     """
 
     def __init__(self, loader: RepositoryLoader, deployments: Deployments) -> None:

@@ -97,7 +97,6 @@ def ragged_batching_of(message: Any) -> RaggedBatching | None:
 
 
 def ragged_faults(message: Any) -> Iterator[str]:
-    """Yield the ragged tensors that the backend of a configuration cannot take."""
     backend = message.backend
     if message.platform == "ensemble" or backend in _RAGGED_BACKENDS:
         return
@@ -207,7 +206,6 @@ class InstanceGroup:
 
     @property
     def placements(self) -> list[Placement]:
-        """One for each instance, in order."""
         return [
             Placement(self.kind, gpu, self.dla_core, self.profiles)
             for gpu in self.gpus or (None,)
@@ -356,7 +354,6 @@ class ModelConfig:
 
     @cached_property
     def full_inputs(self) -> Mapping[str, tuple[DataType, tuple[int, ...]]]:
-        """The type and the full shape (see `full_shape`) of each input, by name."""
         return {spec.name: (spec.datatype, self.full_shape(spec)) for spec in self.inputs}
 
     @property

@@ -79,7 +79,6 @@ def _accepted(
     old_shape: tuple[int, ...],
     new_shape: tuple[int, ...],
 ) -> bool:
-    """Whether callers of `old` can send, or take, the new shape."""
     if len(old_shape) != len(new_shape):
         return False
     pairs = list(zip(old_shape, new_shape, strict=True))
@@ -119,8 +118,8 @@ _ACTED_ON = {
     "optimization.execution_accelerators": "gpu_execution_accelerator.name "
     "gpu_execution_accelerator.parameters cpu_execution_accelerator.name "
     "cpu_execution_accelerator.parameters",
-    "optimization.cuda": "graphs busy_wait_events output_copy_stream",
-    _GRAPH: "batch_size input.dim graph_lower_bound.batch_size graph_lower_bound.input.dim",
+    "optimization.cuda": "graphs busy_wait_events",
+    _GRAPH: "batch_size input.dim graph_lower_bound.batch_size",
     "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds preserve_ordering "
     "priority_levels default_priority_level",
     "dynamic_batching.default_queue_policy": _QUEUE_POLICY,
@@ -158,6 +157,8 @@ ACCEPTED = {
     "optimization.gather_kernel_buffer_threshold": "the parts of a batch come together by copies",
     "optimization.eager_batching": "an instance takes its next batch when it is through with one; "
     "give it a second instance, which prepares its own meanwhile",
+    f"{_GRAPH}.graph_lower_bound.input": "a graph serves smaller batches, not smaller tensors",
+    "optimization.cuda.output_copy_stream": "outputs are copied before the next batch runs",
     "sequence_batching.state.use_same_buffer_for_input_output": _STATE_BUFFERS,
     "sequence_batching.state.use_growable_memory": _STATE_BUFFERS,
     "ensemble_scheduling.step.model_namespace": "there are no model namespaces here",
@@ -176,6 +177,9 @@ _MOST_ENTRIES_OF = {
     "instance_group.rate_limiter.resources": 64,
     _GRAPH: 64,
     "model_warmup": 64,
+    # Each is on every line of the model's metrics, or a line of every scrape.
+    "metric_tags": 32,
+    "model_metrics.metric_control.histogram_options.buckets": 256,
 }
 
 _ENSEMBLE_HANDS_ON = "an ensemble hands tensors from model to model as they are"
@@ -224,6 +228,10 @@ def without_effect(message: Any) -> dict[str, str]:
             found[f"model_metrics.metric_control[{index}]"] = (
                 f"only the buckets of {FIRST_RESPONSE} can be set"
             )
+    for memory in ("input_pinned_memory", "output_pinned_memory"):
+        policy = message.optimization
+        if policy.HasField(memory) and not getattr(policy, memory).enable:
+            found[f"optimization.{memory}"] = "copies to and from a GPU always use pinned memory"
     batching = message.dynamic_batching
     if not batching.priority_levels and (
         batching.default_priority_level or batching.priority_queue_policy
@@ -243,7 +251,6 @@ def list_faults(message: Any) -> Iterator[str]:
 
 
 def field_faults(message: Any) -> Iterator[str]:
-    """Yield the fields that this server refuses, and unknown enum values."""
     for path, shown, descriptor, value in _fields(message):
         if path in REFUSED:
             yield f"field '{shown}' is not supported by this server: {REFUSED[path]}"
@@ -283,7 +290,6 @@ def _fields(message: Any, path: str = "", shown: str = "") -> Iterator[tuple[str
 
 
 def is_map(descriptor: Any) -> bool:
-    """Whether a field is a map: the protocol encodes it as a list of entries."""
     return descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry
 
 

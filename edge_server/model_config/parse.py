@@ -175,7 +175,6 @@ def _repeated(pairs: Iterable[Any]) -> list[Any]:
 
 
 def _suggestion(text: str) -> str:
-    """The nearest name to an unknown field or enum value, as a remedy."""
     pool = descriptor_pool.Default()
     if match := _UNKNOWN_FIELD.search(text):
         message = pool.FindMessageTypeByName(match[1])

@@ -64,7 +64,6 @@ def io_faults(message: Any, *, complete: bool) -> Iterator[str]:
 
 
 def batch_io_faults(message: Any) -> Iterator[str]:
-    """Yield the faults of the tensors that stand for a whole batch."""
     inputs = {tensor.name for tensor in message.input}
     outputs = {tensor.name for tensor in message.output}
     kinds = pb.BatchInput.Kind
@@ -125,7 +124,6 @@ def _tensor_faults(message: Any, tensor: Any, kind: str) -> Iterator[str]:
 
 
 def _reshape_fault(dims: list[int], reshape: list[int], message: Any) -> str:
-    """The fault of a reshape; empty where it has none."""
     if not are_dims(reshape):
         return (
             "reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"
@@ -236,7 +234,6 @@ _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 
 def sequence_faults(message: Any, files: ModelFiles) -> Iterator[str]:
-    """Yield the faults of a completed configuration's sequence batcher, where it has one."""
     if not message.HasField("sequence_batching"):
         return
     batching = message.sequence_batching
@@ -265,7 +262,6 @@ def sequence_faults(message: Any, files: ModelFiles) -> Iterator[str]:
 
 
 def preferred_size_faults(what: str, sizes: Sequence[int], max_batch_size: int) -> Iterator[str]:
-    """Yield the faults of a batcher's preferred batch sizes, which `what` names."""
     if any(size < 1 for size in sizes):
         yield f"{what} must be positive"
     if any(size > max_batch_size for size in sizes):

@@ -150,7 +150,6 @@ class Warmup:
 
 
 def dynamic_batching_of(message: Any) -> DynamicBatching | None:
-    """The `dynamic_batching` of a completed `inference.ModelConfig`, where it has one."""
     if message.WhichOneof("scheduling_choice") != "dynamic_batching":
         return None
     batching = message.dynamic_batching
@@ -168,7 +167,6 @@ def dynamic_batching_of(message: Any) -> DynamicBatching | None:
 
 
 def sequence_batching_of(message: Any) -> SequenceBatching | None:
-    """The `sequence_batching` of a completed `inference.ModelConfig`, where it has one."""
     if message.WhichOneof("scheduling_choice") != "sequence_batching":
         return None
     batching = message.sequence_batching
@@ -190,7 +188,6 @@ def sequence_batching_of(message: Any) -> SequenceBatching | None:
 
 
 def warmups_of(message: Any) -> tuple[Warmup, ...]:
-    """The `model_warmup` of a completed, valid `inference.ModelConfig`."""
     return tuple(
         Warmup(
             sample.name,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError, ModelLoadError
-from edge_server.model_config.completion import BACKEND_BY_PLATFORM, GPU_BACKENDS, remedy_for
+from edge_server.model_config.completion import BACKEND_BY_PLATFORM, GPU_BACKENDS
 from edge_server.model_config.config import USUAL_COMPLETION, Completion, ragged_faults
 from edge_server.model_config.ensemble_graph import ensemble_faults
 from edge_server.model_config.fields import PROCESS_BACKENDS, field_faults, list_faults
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.files import ModelFiles
 
-# A scrape writes them all, in the daemon's own time.
-_MOST_BUCKETS = 256
-_MOST_METRIC_TAGS = 32
 _LABEL = re.compile(r"[a-zA-Z0-9_]+")
 # Readable at once; the text goes to every client that reads the index.
 _MOST_FAULTS = 32
@@ -105,14 +102,13 @@ def _general_faults(
                 f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
             )
     elif platform and platform not in BACKEND_BY_PLATFORM:
-        yield f"unexpected platform type '{platform}' for {name}{remedy_for(platform)}"
+        yield f"unexpected platform type '{platform}' for {name}"
     elif platform and backend != BACKEND_BY_PLATFORM[platform]:
         yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
     elif backend not in known_backends:
         yield (
             f"unable to find backend library for backend '{backend}', try specifying runtime on "
             f"the model configuration. Backends here: {', '.join(sorted(known_backends))}"
-            f"{remedy_for(backend)}"
         )
     if message.HasField("ensemble_scheduling") and platform != "ensemble":
         yield (
@@ -149,21 +145,11 @@ def _batching_faults(message: Any) -> Iterator[str]:
 
 
 def _metric_faults(message: Any) -> Iterator[str]:
-    if len(message.metric_tags) > _MOST_METRIC_TAGS:
-        yield (
-            f"{len(message.metric_tags)} metric tags; each is on every line of the model's "
-            f"metrics: use {_MOST_METRIC_TAGS} at most for {message.name}"
-        )
     for tag in message.metric_tags:
         if not _LABEL.fullmatch(tag):
             yield f"metric tag '{tag}' is no label: use letters, digits and _ for {message.name}"
     for control in message.model_metrics.metric_control:
         bounds = control.histogram_options.buckets
-        if len(bounds) > _MOST_BUCKETS:
-            yield (
-                f"{len(bounds)} buckets of {control.metric_identifier.family}; each is a line of "
-                f"every scrape: use {_MOST_BUCKETS} at most for {message.name}"
-            )
         if list(bounds) != sorted(set(bounds)) or not all(map(math.isfinite, bounds)):
             yield (
                 f"buckets of {control.metric_identifier.family} must be finite and ascending for "

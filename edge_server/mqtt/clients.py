@@ -1,5 +1,5 @@
-"""Short visits to a broker beside the publisher's: a test for `check`, a subscriber for `demo`, the
-state of a program that runs before the daemon."""
+"""Short visits to a broker beside the publisher's: a test for `check` and `demo`, and the state
+of a program that runs before the daemon."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import logging
 import ssl
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edge_server.errors import Unavailable
 from edge_server.mqtt.broker import address_of, password_of, transport_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.outbox import Wake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
@@ -48,7 +45,6 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     """Connect as the publisher does, and disconnect; nothing is published.
 
     Args:
-        mqtt: the broker.
         client_id: other than a connected publisher's: the broker would disconnect that publisher.
     """
     connection = Connection(mqtt, client_id)
@@ -60,50 +56,15 @@ def try_broker(mqtt: Mqtt, client_id: str) -> BrokerTest:
     with closing(Wake()) as wake, closing(connection):
         until = time.monotonic() + TIMEOUT_S
         while not connection.ready and connection.end is None and time.monotonic() < until:
-            with connection.ended_by_errors():
+            try:
                 connection.step(wake, _STEP_S)
+            except Exception as error:  # noqa: BLE001
+                connection.fail(error)
         if connection.end is not None:
             return BrokerTest(connection.end, connection.refused)
         if not connection.ready:
             return BrokerTest(f"takes connections and does not answer within {TIMEOUT_S:g} s")
     return BrokerTest()
-
-
-class LaneSubscriber:
-    """Passes every lane message of `device` to `on_payload`, on a thread of paho's own.
-
-    Args:
-        mqtt: the broker.
-        device: the name of the device.
-        on_payload: receives the JSON bytes; must return at once.
-
-    Raises:
-        Unavailable: the broker cannot be reached.
-    """
-
-    def __init__(self, mqtt: Mqtt, device: str, on_payload: Callable[[bytes], None]) -> None:
-        topic = f"edge/v1/{device}/cameras/+/lanes"
-
-        def subscribe(client: paho.Client, *_: Any) -> None:
-            client.subscribe(topic, qos=0)
-
-        self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-        self._client.on_connect = subscribe
-        self._client.on_message = lambda _c, _d, message: on_payload(bytes(message.payload))
-        self._client.tls_set_context(transport_of(mqtt))
-        try:
-            self._client.connect(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
-        except (OSError, ValueError) as error:  # the resolver raises ValueErrors, too
-            reason = getattr(error, "strerror", None) or error
-            raise Unavailable(
-                f"MQTT broker {address_of(mqtt)} cannot be reached: {reason}; start one there, or "
-                "leave --mqtt out"
-            ) from error
-        self._client.loop_start()
-
-    def close(self) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
 
 
 class RetainedState:
@@ -113,9 +74,7 @@ class RetainedState:
     for it.
 
     Args:
-        mqtt: the broker.
         client_id: other than a connected publisher's.
-        topic: the topic.
     """
 
     def __init__(self, mqtt: Mqtt, client_id: str, topic: str) -> None:

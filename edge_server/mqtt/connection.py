@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import select
 import socket
 import ssl
 import time
-from collections import deque
-from contextlib import contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -31,12 +30,11 @@ from edge_server.mqtt.payloads import content_type
 from edge_server.process.worker import AwakeTime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
     from paho.mqtt.reasoncodes import ReasonCode
 
     from edge_server.mqtt.outbox import Wake
-    from edge_server.mqtt.payloads import Topics
     from edge_server.settings import Mqtt
     from edge_server.settings.sections import PayloadFormat
 
@@ -46,15 +44,19 @@ log = logging.getLogger(__name__)
 KEEPALIVE_S: Final = 5
 # Keepalive does not notice a broker that answers pings and acknowledges nothing.
 ACKNOWLEDGE_S: Final = 3.0
-# `step` is called at least so often.
-_LONGEST_STEP_S = 1.0
+# `step` is called at least so often, and looks at acknowledgements no more often than that.
+_LONGEST_STEP_S = 1.2
+_CHECK_S = 0.25
 # For TCP and again for TLS.
 CONNECT_TIMEOUT_S: Final = 3.0
 
 # Unread messages in our socket are stale when a frozen broker resumes; this is some 10 frames.
 _SEND_BUFFER_BYTES: Final = 32 * 1024
-# No device has so many models and cameras; a broker may retain any number.
-_MAX_RETAINED: Final = 1024
+# More messages in such a time are a flood: the acknowledgements behind it would be late.
+_MOST_HEARD: Final = 2000
+_HEARD_S: Final = 3.0
+# Packets that are read before others are published.
+_MOST_READ: Final = 50
 
 # MQTT 5's default for a broker that sends no receive maximum.
 _MQTT_RECEIVE_MAXIMUM: Final = 65535
@@ -69,13 +71,22 @@ _PROTOCOL_ERROR: Final = 0x82
 _SESSION_TAKEN_OVER: Final = 0x8E
 
 
+class _Sent(NamedTuple):
+    """A message of QoS 1 that the broker has not acknowledged."""
+
+    topic: str
+    at: float
+    on_acknowledged: Callable[[], None] | None = None
+
+
 class Connection:
     """One connection from CONNECT to its end; the next connection is a new object.
 
     paho runs without its thread and its reconnect: `step`, called by one thread, does all the work,
-    so publishing needs no second thread and no lock of paho's is ever held against ours. A paho
-    client that reconnects also resends unacknowledged messages *after* `on_connect`, which would
-    overwrite new retained state with old; a new client has nothing to resend.
+    so publishing needs no second thread and no lock of paho's is ever held against ours; and paho's
+    own loop takes no descriptor above 1023. A paho client that reconnects also resends
+    unacknowledged messages *after* `on_connect`, which would overwrite new retained state with old;
+    a new client has nothing to resend.
 
     Attributes:
         ready: the broker has accepted the connection, and it has not ended.
@@ -84,19 +95,15 @@ class Connection:
         refused: the broker refused this client and will again until an operator intervenes.
         taken_over: the broker ended the connection because another client with the same id came.
         live_in_flight: number of live messages that paho has not yet written to the socket.
-        watched: the broker has answered the last `watch`, or has left it unanswered for too long.
-        retained: the topics found by `watch`, a bounded number.
-        mark: what the broker retains on `acknowledged`; empty where it has nothing.
-        births: what other clients have published on `meta`, and whether it was retained; the
-            newest ones.
+        answered: the broker has answered every `subscribe`, or one not for too long.
         acknowledged: the broker has acknowledged a message: it works.
+        flooded: more came than can be read beside what is published.
 
     Args:
-        mqtt: the broker and the credentials for it.
         client_id: the MQTT client id.
         will: topic and payload that the broker retains if the client vanishes; None sets no will.
-        keepalive_s: see `KEEPALIVE_S`.
         on_live_sent: called by `step` or `publish_live` for each live message that is written.
+        on_message: called by `step` with topic, payload and whether it was retained.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class Connection:
         *,
         keepalive_s: int = KEEPALIVE_S,
         on_live_sent: Callable[[], None] = lambda: None,
+        on_message: Callable[[str, bytes, bool], None] = lambda *_: None,
     ) -> None:
         self.ready = False
         self.end: str | None = None
@@ -115,24 +123,21 @@ class Connection:
         self.receive_maximum = _MQTT_RECEIVE_MAXIMUM
         self.live_in_flight = 0
         self.acknowledged = False
-        self.watched = False
-        self.retained: set[str] = set()
-        self.mark = b""
-        self.births: deque[tuple[bytes, bool]] = deque(maxlen=4)
-        self._topics: Topics | None = None  # that `watch` has subscribed to
-        self._watch_mid: int | None = None
-        self._watched_since = 0.0
-        self._heard_topic = ""
-        self._on_payload: Callable[[bytes], None] | None = None
-        self._listen_mid: int | None = None
+        self.answered = True
+        self.flooded = False
+        self._filters: dict[int | None, Sequence[str]] = {}  # of each subscription
+        self._asked_at = math.inf
+        self._on_message = on_message
+        self._heard = 0
+        self._heard_since = 0.0
         self._said = ""  # by paho, which gives the reason of a malformed packet nowhere else
         self._mqtt = mqtt
         self._keepalive_s = keepalive_s
         self._on_live_sent = on_live_sent
         self._packet_limit_bytes: int | None = None
-        self._unacknowledged: dict[int, tuple[str, float]] = {}  # mid: topic, sent at
+        self._unacknowledged: dict[int, _Sent] = {}
         self._awake = AwakeTime(_LONGEST_STEP_S)
-        self._of_events: dict[int, Callable[[], None]] = {}
+        self._check_at = 0.0
         self._denied: set[str] = set()
         self._client = client = paho.Client(
             CallbackAPIVersion.VERSION2,
@@ -148,7 +153,7 @@ class Connection:
         client.on_disconnect = self._on_disconnect
         client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_message
+        client.on_message = self._hear
         if will is not None:
             properties = _properties(PacketTypes.WILLMESSAGE)
             client.will_set(will[0], will[1], qos=1, retain=True, properties=properties)
@@ -180,27 +185,13 @@ class Connection:
             mqtt.host, mqtt.port, self._keepalive_s, clean_start=True, properties=limits
         )
 
-    def watch(self, topics: Topics) -> None:
-        """Subscribe: from now on `retained` gathers the topics of models and cameras with a
-        retained message, `mark` is that of `acknowledged` once the broker has answered, and
-        `births` what others publish on `meta`."""
+    def subscribe(self, filters: Sequence[str]) -> None:
+        """Subscribe with QoS 0 to what others publish, and the broker retains."""
         options = SubscribeOptions(qos=0, noLocal=True)
-        self._topics = topics
-        # A broker answers in order: what it retains of the first comes before the second's answer.
-        self._client.subscribe([(topics.acknowledged, options)])
-        _, self._watch_mid = self._client.subscribe(
-            [(topic, options) for topic in (topics.meta, *topics.states())]
-        )
-        self._watched_since = time.monotonic()
-
-    def listen(self, topic: str, on_payload: Callable[[bytes], None]) -> None:
-        """Subscribe: from now on `step` calls `on_payload` with each message of `topic`.
-
-        A retained one is of a time that nobody knows, and is left out.
-        """
-        self._heard_topic, self._on_payload = topic, on_payload
-        options = SubscribeOptions(qos=0, noLocal=True)
-        _, self._listen_mid = self._client.subscribe([(topic, options)])
+        _, mid = self._client.subscribe([(each, options) for each in filters])
+        self._filters[mid] = filters
+        self._asked_at = time.monotonic()
+        self.answered = False
 
     def publish_live(self, topic: str, payload: bytes, envelope: e2e.Envelope) -> bool:
         """Publish with QoS 0, not retained, expiring after `LONGEST_AGE_S`; return False if the
@@ -220,7 +211,7 @@ class Connection:
         sent = self._client.publish(
             topic, payload, qos=1, retain=True, properties=self._state_properties
         )
-        self._unacknowledged[sent.mid] = topic, time.monotonic()
+        self._unacknowledged[sent.mid] = _Sent(topic, time.monotonic())
 
     def publish_event(
         self,
@@ -239,8 +230,7 @@ class Connection:
             on_acknowledged()
             return
         sent = self._client.publish(topic, payload, qos=1, properties=properties)
-        self._unacknowledged[sent.mid] = topic, time.monotonic()
-        self._of_events[sent.mid] = on_acknowledged
+        self._unacknowledged[sent.mid] = _Sent(topic, time.monotonic(), on_acknowledged)
 
     def _fits(self, topic: str, payload: bytes, properties: Properties) -> bool:
         # paho sends a packet over the limit all the same, and the broker ends the connection.
@@ -284,21 +274,26 @@ class Connection:
             wake.clear()
         event = events.get(sock.fileno(), 0)
         if decrypted or event & ~select.POLLOUT:
-            client.loop_read()
+            poll.unregister(wake.fileno())
+            poll.modify(sock.fileno(), select.POLLIN)
+            for _ in range(_MOST_READ):
+                client.loop_read()
+                if client.socket() is not sock or not poll.poll(0):
+                    break
         if event & select.POLLOUT:
             client.loop_write()
-        client.loop_misc()
-        self._check_acknowledgements()
+        now = time.monotonic()
+        if now >= self._check_at:
+            self._check_at = now + _CHECK_S
+            client.loop_misc()
+            self._check_acknowledgements(now)
 
-    @contextmanager
-    def ended_by_errors(self) -> Iterator[None]:
-        """Have an error of what is done within, paho's or ours, end the connection and nothing
-        else: paho raises IndexError, KeyError, struct.error ... for invalid packets."""
-        try:
-            yield
-        except Exception as error:
-            log.exception("mqtt: %s: the connection is ended by an error", address_of(self._mqtt))
-            self._ended(f"{type(error).__name__}: {error}")
+    def fail(self, error: Exception) -> None:
+        """End the connection by an error, paho's or ours, and nothing else: paho raises IndexError,
+        KeyError, struct.error ... for invalid packets."""
+        where = address_of(self._mqtt)
+        log.error("mqtt: %s: the connection is ended by an error", where, exc_info=error)
+        self._ended(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """End the connection; the broker drops the will if DISCONNECT is still sent."""
@@ -309,24 +304,20 @@ class Connection:
             sock.close()
         self._ended("closed by us")
 
-    def _check_acknowledgements(self) -> None:
-        self._awake.look(time.monotonic())
-        if self._topics is not None and not self.watched:
-            self._check_watch()
-        for topic, sent_at in self._unacknowledged.values():
-            if self._awake.since(sent_at) > ACKNOWLEDGE_S:
-                self._ended(f"{topic} not acknowledged for {ACKNOWLEDGE_S:g} s")
-            return  # the first is the oldest
-
-    def _check_watch(self) -> None:
-        if self._awake.since(self._watched_since) > ACKNOWLEDGE_S:
-            self.watched = True
+    def _check_acknowledgements(self, now: float) -> None:
+        self._awake.look(now)
+        if not self.answered and self._awake.since(self._asked_at) > ACKNOWLEDGE_S:
+            self.answered = True
             log.warning(
                 "mqtt: %s has not answered a subscription for %g s: events go on without knowing "
                 "which ones it has",
                 address_of(self._mqtt),
                 ACKNOWLEDGE_S,
             )
+        oldest = next(iter(self._unacknowledged.values()), None)
+        if oldest is not None and self._awake.since(oldest.at) > ACKNOWLEDGE_S:
+            self.flooded = self._heard > _MOST_HEARD // 10
+            self._ended(f"{oldest.topic} not acknowledged for {ACKNOWLEDGE_S:g} s")
 
     def _ended(self, reason: str) -> None:
         self.ready = False
@@ -363,55 +354,40 @@ class Connection:
         self._said = text
 
     def _on_subscribe(self, _c: Any, _d: Any, mid: int, reasons: list[ReasonCode], _p: Any) -> None:
-        self.watched = self.watched or mid == self._watch_mid
-        refusal = next((reason for reason in reasons if reason.is_failure), None)
-        if refusal is None:
-            return
-        if mid == self._listen_mid:
-            log.error(
-                "mqtt: %s does not let this device read %s (%s): the vehicle's state is not known",
-                address_of(self._mqtt),
-                self._heard_topic,
-                refusal,
-            )
-        else:
-            log.info(
-                "mqtt: %s does not let this device read what it retains (%s): states of models and "
-                "cameras that are gone since an earlier run stay there",
-                address_of(self._mqtt),
-                refusal,
-            )
+        filters = self._filters.pop(mid, ())
+        self.answered = not self._filters
+        for topic, reason in zip(filters, reasons, strict=False):
+            if reason.is_failure:
+                level = logging.ERROR if topic.endswith("/vehicle") else logging.INFO
+                broker = address_of(self._mqtt)
+                log.log(
+                    level, "mqtt: %s does not let this device read %s: %s", broker, topic, reason
+                )
 
-    def _on_message(self, _c: Any, _d: Any, message: paho.MQTTMessage) -> None:
-        topic, topics = message.topic, self._topics
-        if topic == self._heard_topic:
-            if self._on_payload is not None and not message.retain:
-                self._on_payload(bytes(message.payload))
-        elif topics is None:
+    def _hear(self, _c: Any, _d: Any, message: paho.MQTTMessage) -> None:
+        now = time.monotonic()
+        if now - self._heard_since > _HEARD_S:
+            self._heard_since, self._heard = now, 0
+        self._heard += 1
+        if self._heard > _MOST_HEARD:
+            self.flooded = True
+            self._ended(
+                f"more than {_MOST_HEARD} messages in {_HEARD_S:g} s, the last on {message.topic}"
+            )
             return
-        elif topic == topics.acknowledged:
-            self.mark = bytes(message.payload)
-        elif topic == topics.meta:
-            self.births.append((bytes(message.payload), message.retain))
-        elif (
-            message.retain
-            and message.payload
-            and topics.is_state(topic)  # a broker may send any, one that cannot be published too
-            and len(self.retained) < _MAX_RETAINED
-        ):
-            self.retained.add(topic)
+        self._on_message(message.topic, bytes(message.payload), message.retain)
 
     def _on_publish(self, _c: Any, _d: Any, mid: int, reason: ReasonCode, _p: Any) -> None:
-        topic, _ = self._unacknowledged.pop(mid, (None, 0.0))
-        if topic is None:
+        sent = self._unacknowledged.pop(mid, None)
+        if sent is None:
             self.live_in_flight -= 1
             self._on_live_sent()
             return
         self.acknowledged = True
         if reason.is_failure:
-            self._log_denied(topic, f"{address_of(self._mqtt)} refuses it: {reason}")
-        if (on_acknowledged := self._of_events.pop(mid, None)) is not None:
-            on_acknowledged()
+            self._log_denied(sent.topic, f"{address_of(self._mqtt)} refuses it: {reason}")
+        if sent.on_acknowledged is not None:
+            sent.on_acknowledged()
 
 
 def _tune(_client: paho.Client, _data: Any, sock: Any) -> None:

@@ -19,23 +19,27 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
+from edge_server.board.facts import BoardFacts
 from edge_server.errors import InvalidRequest
 from edge_server.pipeline.messages import (
     EVENT_SCHEMA,
     LANES_SCHEMA,
     calibration_message,
-    event_fields,
+    event_message,
     lane_frame_fields,
 )
 from edge_server.pipeline.vehicle import VehicleState, vehicle_state
 from edge_server.process.utf8 import as_utf8
-from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
+from edge_server.proto.edge.lanes.v1 import health_pb2, lane_service_pb2, lanes_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from google.protobuf.message import Message
 
     from edge_server.board.identity import Identity
     from edge_server.board.update import UpdateRecord
+    from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import Event
@@ -172,11 +176,7 @@ def lane_frame(
     """Return the message of `frame`, with its age at `now_mono_ns`; see `lane_frame_fields`.
 
     Args:
-        frame: the pipeline's result.
-        identity: of this device.
         seq: count of this message on its topic, dropped ones included.
-        now_mono_ns: `time.monotonic_ns()` of the publish.
-        payload: its format.
     """
     fields = lane_frame_fields(frame, identity, seq, now_mono_ns)
     if payload == "protobuf":
@@ -194,7 +194,6 @@ def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
     """Return the `status` payload; that of `offline` is also the last will, so it has no time.
 
     Args:
-        identity: of this device.
         state: `starting` while the daemon loads its first models; `online` until it stops, with
             `no_lanes`, the cameras without lanes at present.
         more: further fields: `restart_needed`, the settings that wait for a restart, and
@@ -214,11 +213,7 @@ def meta(
     """Return what a reader needs to know before the first lanes.
 
     Args:
-        identity: of this device.
-        session: of this process.
-        payload: the format of lanes and events.
         cameras: the id of each camera's calibration; empty where it has none.
-        models: the versions of each model that serve.
     """
     return _encode(
         {
@@ -255,12 +250,7 @@ def birth_of(payload: bytes) -> Birth:
 
 def calibration(calibration: Calibration) -> bytes:
     """Return how the camera sees and is mounted, as `Calibration` of lane_service.proto."""
-    message = calibration_message(calibration)
-    return _encode(
-        json_format.MessageToDict(
-            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        )
-    )
+    return _encode(_fields_of(calibration_message(calibration)))
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -298,8 +288,6 @@ def read_vehicle_state(data: bytes, now_mono_ns: int, payload: PayloadFormat) ->
 
     Args:
         data: in the form of `payload`; JSON with a misspelt name or word is refused.
-        now_mono_ns: `time.monotonic_ns()` of its arrival.
-        payload: as the settings have it.
 
     Raises:
         InvalidRequest: it is no such message, or says what cannot be; see `vehicle_state`.
@@ -345,9 +333,6 @@ def camera_status(
         state: `degraded` is for frames that arrive with a fault, whatever they are worth.
         last_frame_age_ms: None before its first frame.
         lanes_fail: its frames get no lanes.
-        reason: see `LanePipeline.fault`.
-        text: the same for people.
-        since_epoch_ns: when the camera's state began.
     """
     return _encode(
         {
@@ -368,13 +353,159 @@ def model_state(name: str, state: str, reason: str) -> bytes:
 
 def event(event: Event, identity: Identity, payload: PayloadFormat = "json") -> bytes:
     """Return the message of an event, in the format `payload`."""
-    fields = event_fields(event, identity)
+    message = event_message(event, identity)
     if payload == "protobuf":
-        return events_pb2.Event(**fields).SerializeToString()
-    for name in ("id", "begin_id", "mono_ns", "epoch_ns"):
-        fields[name] = str(fields[name])
-    fields["time"] = rfc3339(event.epoch_ns)
+        return message.SerializeToString()
+    return _encode(_fields_of(message) | {"time": rfc3339(event.epoch_ns)})
+
+
+HEALTH_SCHEMA = "edge.health/1"
+_UINT32 = 2**32
+_MIB = 1 << 20
+
+
+def health(
+    identity: Identity,
+    report: DeviceReport,
+    free_bytes: Mapping[str, int],
+    *,
+    mono_ns: int,
+    epoch_ns: int,
+) -> bytes:
+    """Return the device's health; what is not known is absent."""
+    facts = report.facts
+    status = "UNKNOWN" if facts is None else "OK"
+    if report.reasons:
+        status = "DEGRADED"
+    facts = BoardFacts() if facts is None else facts
+    memory = facts.memory
+    swap_used = None
+    if memory.swap_total_bytes is not None and memory.swap_free_bytes is not None:
+        swap_used = memory.swap_total_bytes - memory.swap_free_bytes
+    message = health_pb2.DeviceHealth(
+        schema=HEALTH_SCHEMA,
+        device=identity.device,
+        boot_id=identity.boot_id,
+        status=f"HEALTH_STATUS_{status}",
+        reasons=[as_utf8(reason) for reason in report.reasons],
+        time={
+            "mono_ns": mono_ns,
+            "clock": f"HEALTH_CLOCK_{report.clock.name}",
+            "clock_steps": report.clock_steps % _UINT32,
+            "uptime_s": None if facts.uptime_s is None else int(facts.uptime_s) % _UINT32,
+        },
+        power_mode=facts.power_mode and as_utf8(facts.power_mode),
+        boot_reason=facts.boot_reason and as_utf8(facts.boot_reason),
+        engines=[
+            {
+                "name": engine.name,
+                "load": engine.load,
+                "clock_mhz": _whole(engine.now_hz, 1_000_000),
+                "highest_clock_mhz": _whole(engine.highest_hz, 1_000_000),
+            }
+            for engine in facts.engines
+        ],
+        temperatures=[
+            {
+                "zone": as_utf8(zone.name),
+                "celsius": zone.celsius,
+                "throttle_celsius": zone.throttle_celsius,
+            }
+            for zone in facts.heat.zones
+        ],
+        rails=[{"name": as_utf8(rail.name), "watts": round(rail.watts, 3)} for rail in facts.rails],
+        memory={
+            "total_mib": _whole(memory.total_bytes, _MIB),
+            "available_mib": _whole(memory.available_bytes, _MIB),
+            "swap_used_mib": _whole(swap_used, _MIB),
+        },
+        storage=[
+            {"name": as_utf8(drive.name), "worn": drive.worn, "celsius": drive.celsius}
+            for drive in facts.storage
+        ],
+        supply_events=[
+            {"name": as_utf8(event.name), "count": event.count % _UINT32}
+            for event in facts.heat.supply_events
+        ],
+        disks=[
+            {"directory": as_utf8(directory), "free_mib": _whole(count, _MIB)}
+            for directory, count in free_bytes.items()
+        ],
+    )
+    fields = _fields_of(message)
+    fields["time"]["time"] = rfc3339(epoch_ns)
     return _encode(fields)
+
+
+def _whole(count: int | None, unit: int) -> int | None:
+    return None if count is None else max(0, count) // unit % _UINT32
+
+
+def _fields_of(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+_STATES = ("ok", "degraded", "stalled", "frozen", "lost")
+# "None" is its word for "not known"; the key is absent where the offset cannot be measured.
+_OFFSET = "{{ (value_json.get('ego') or {}).get('lateral_offset_m') }}"
+_DEPARTURE = "{{ 'OFF' if value_json.phase == 'EVENT_PHASE_END' else 'ON' }}"
+
+
+def discovery_topic(prefix: str, identity: Identity) -> str:
+    """Return the topic of the device's discovery; retained."""
+    return f"{prefix}/device/edge_server_{identity.device}/config"
+
+
+def discovery(identity: Identity, topics: Topics, cameras: Iterable[str]) -> bytes:
+    """Return the entities of every camera: departure warning, state, and lateral offset."""
+    components: dict[str, Any] = {}
+    for camera in sorted(cameras):
+        unique = f"edge_server_{identity.device}_{camera}"
+        components[f"{camera}_lane_departure"] = {
+            "p": "binary_sensor",
+            "unique_id": f"{unique}_lane_departure",
+            "name": f"{camera} lane departure",
+            "device_class": "safety",
+            "state_topic": topics.event("lane_departure", camera),
+            "value_template": _DEPARTURE,
+        }
+        components[f"{camera}_state"] = {
+            "p": "sensor",
+            "unique_id": f"{unique}_state",
+            "name": f"{camera} camera",
+            "device_class": "enum",
+            "options": _STATES,
+            "entity_category": "diagnostic",
+            "state_topic": topics.camera_status(camera),
+            "value_template": "{{ value_json.state }}",
+        }
+        components[f"{camera}_lateral_offset"] = {
+            "p": "sensor",
+            "unique_id": f"{unique}_lateral_offset",
+            "name": f"{camera} lateral offset",
+            "device_class": "distance",
+            "state_class": "measurement",
+            "unit_of_measurement": "m",
+            "state_topic": topics.lanes(camera),
+            "value_template": _OFFSET,
+            "expire_after": 2,
+        }
+    return _encode(
+        {
+            "dev": {
+                "ids": [f"edge_server_{identity.device}"],
+                "name": identity.device,
+                "sw": identity.version,
+            },
+            "o": {"name": "edge_server", "sw": identity.version},
+            "availability_topic": topics.status,
+            "availability_template": "{{ value_json.state }}",
+            "cmps": components,
+            "qos": 1,
+        }
+    )
 
 
 def rfc3339(epoch_ns: int) -> str:

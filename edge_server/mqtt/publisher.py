@@ -9,22 +9,16 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from edge_server.inference.registry import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
-from edge_server.mqtt.feed import EventFeed, Feed
-from edge_server.mqtt.link import Link, contents_of
-from edge_server.mqtt.payloads import Topics, rfc3339
-from edge_server.process.utf8 import as_utf8
+from edge_server.mqtt.link import EventFeed, Feed, Link, contents_of
+from edge_server.mqtt.payloads import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from edge_server.board.facts import BoardFacts
     from edge_server.board.identity import Identity
-    from edge_server.board.resources import BoardMemory
     from edge_server.board.update import UpdateRecord
     from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration
@@ -35,189 +29,6 @@ if TYPE_CHECKING:
     from edge_server.process.histogram import Distribution
     from edge_server.process.worker import Worker
     from edge_server.settings import Mqtt
-
-SCHEMA = "edge.health/1"
-
-_UINT32 = 2**32
-_MIB = 1 << 20
-_encode = msgspec.json.Encoder().encode
-
-
-def health(
-    identity: Identity,
-    report: DeviceReport,
-    free_bytes: Mapping[str, int],
-    *,
-    mono_ns: int,
-    epoch_ns: int,
-) -> bytes:
-    """Return the JSON of the device's health.
-
-    Args:
-        identity: of this device.
-        report: of the board.
-        free_bytes: directory → its free space.
-        mono_ns: `time.monotonic_ns()` now.
-        epoch_ns: `time.time_ns()` now.
-    """
-    facts = report.facts
-    status = "OK" if facts is not None else "UNKNOWN"
-    if report.reasons:
-        status = "DEGRADED"
-    known = {} if facts is None else _facts(facts)
-    uptime_s = None if facts is None else facts.uptime_s
-    uptime = {} if uptime_s is None else {"uptime_s": int(uptime_s) % _UINT32}
-    return _encode(
-        {
-            "schema": SCHEMA,
-            "device": identity.device,
-            "boot_id": identity.boot_id,
-            "status": f"HEALTH_STATUS_{status}",
-            "reasons": [as_utf8(reason) for reason in report.reasons],
-            "time": {
-                "mono_ns": str(mono_ns),
-                "time": rfc3339(epoch_ns),
-                "clock": f"HEALTH_CLOCK_{report.clock.name}",
-                "clock_steps": report.clock_steps % _UINT32,
-                **uptime,
-            },
-            **(_NOTHING | known),
-            "disks": [
-                {"directory": as_utf8(directory), "free_mib": count // _MIB % _UINT32}
-                for directory, count in free_bytes.items()
-            ],
-        }
-    )
-
-
-_NOTHING: dict[str, Any] = {
-    "engines": [],
-    "temperatures": [],
-    "rails": [],
-    "memory": {},
-    "storage": [],
-    "supply_events": [],
-}
-
-
-def _facts(facts: BoardFacts) -> dict[str, Any]:
-    return _known(power_mode=facts.power_mode, boot_reason=facts.boot_reason) | {
-        "engines": [
-            {"name": engine.name}
-            | _known(
-                load=engine.load,
-                clock_mhz=_mega(engine.now_hz),
-                highest_clock_mhz=_mega(engine.highest_hz),
-            )
-            for engine in facts.engines
-        ],
-        "temperatures": [
-            {"zone": as_utf8(zone.name), "celsius": zone.celsius}
-            | _known(throttle_celsius=zone.throttle_celsius)
-            for zone in facts.heat.zones
-        ],
-        "rails": [
-            {"name": as_utf8(rail.name), "watts": round(rail.watts, 3)} for rail in facts.rails
-        ],
-        "memory": _memory(facts.memory),
-        "storage": [
-            {"name": drive.name} | _known(worn=drive.worn, celsius=drive.celsius)
-            for drive in facts.storage
-        ],
-        "supply_events": [
-            {"name": event.name, "count": event.count % _UINT32}
-            for event in facts.heat.supply_events
-        ],
-    }
-
-
-def _memory(memory: BoardMemory) -> dict[str, Any]:
-    swap_used = None
-    if memory.swap_total_bytes is not None and memory.swap_free_bytes is not None:
-        swap_used = memory.swap_total_bytes - memory.swap_free_bytes
-    return _known(
-        total_mib=_mib(memory.total_bytes),
-        available_mib=_mib(memory.available_bytes),
-        swap_used_mib=_mib(swap_used),
-    )
-
-
-def _known(**values: Any) -> dict[str, Any]:
-    return {
-        name: as_utf8(value) if isinstance(value, str) else value
-        for name, value in values.items()
-        if value is not None
-    }
-
-
-def _mega(hz: int | None) -> int | None:
-    return None if hz is None else hz // 1_000_000 % _UINT32
-
-
-def _mib(count: int | None) -> int | None:
-    return None if count is None else max(0, count) // _MIB % _UINT32
-
-
-_STATES = ("ok", "degraded", "stalled", "frozen", "lost")
-# "None" is its word for "not known"; the key is absent where the offset cannot be measured.
-_OFFSET = "{{ (value_json.get('ego') or {}).get('lateral_offset_m') }}"
-_DEPARTURE = "{{ 'OFF' if value_json.phase == 'EVENT_PHASE_END' else 'ON' }}"
-
-
-def discovery_topic(prefix: str, identity: Identity) -> str:
-    """Return the topic of the device's discovery; retained."""
-    return f"{prefix}/device/edge_server_{identity.device}/config"
-
-
-def discovery(identity: Identity, topics: Topics, cameras: Iterable[str]) -> bytes:
-    """Return the entities of every camera: departure warning, state, and lateral offset."""
-    components: dict[str, Any] = {}
-    for camera in sorted(cameras):
-        unique = f"edge_server_{identity.device}_{camera}"
-        components[f"{camera}_lane_departure"] = {
-            "p": "binary_sensor",
-            "unique_id": f"{unique}_lane_departure",
-            "name": f"{camera} lane departure",
-            "device_class": "safety",
-            "state_topic": topics.event("lane_departure", camera),
-            "value_template": _DEPARTURE,
-        }
-        components[f"{camera}_state"] = {
-            "p": "sensor",
-            "unique_id": f"{unique}_state",
-            "name": f"{camera} camera",
-            "device_class": "enum",
-            "options": _STATES,
-            "entity_category": "diagnostic",
-            "state_topic": topics.camera_status(camera),
-            "value_template": "{{ value_json.state }}",
-        }
-        components[f"{camera}_lateral_offset"] = {
-            "p": "sensor",
-            "unique_id": f"{unique}_lateral_offset",
-            "name": f"{camera} lateral offset",
-            "device_class": "distance",
-            "state_class": "measurement",
-            "unit_of_measurement": "m",
-            "state_topic": topics.lanes(camera),
-            "value_template": _OFFSET,
-            "expire_after": 2,
-        }
-    return msgspec.json.encode(
-        {
-            "dev": {
-                "ids": [f"edge_server_{identity.device}"],
-                "name": identity.device,
-                "sw": identity.version,
-            },
-            "o": {"name": "edge_server", "sw": identity.version},
-            "availability_topic": topics.status,
-            "availability_template": "{{ value_json.state }}",
-            "cmps": components,
-            "qos": 1,
-        }
-    )
-
 
 log = logging.getLogger(__name__)
 
@@ -234,10 +45,8 @@ class Publisher:
 
     Args:
         mqtt: the broker and the credentials for it; None publishes nothing until `change`.
-        identity: of this device.
         events: are published at least once, in their order; None publishes none.
         vehicle: gets the vehicle's state where `mqtt.vehicle_state` is on; None takes none.
-        keepalive_s: see `KEEPALIVE_S`.
         now_ns: the clock of a frame's age; `time.monotonic_ns`.
 
     Raises:
@@ -263,6 +72,7 @@ class Publisher:
         self._outbox = self._feed.outbox
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
         self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
+        self._lanes_of: dict[str, str | None] = {}  # topics by cameras
         self._models: set[str] = set()  # that have a topic
         # Replaced, never changed: two threads read them.
         self._cameras: dict[str, Calibration | None] = {}
@@ -270,12 +80,9 @@ class Publisher:
         self._discovery = ""  # the topic that Home Assistant reads
         self._misnamed: set[str] = set()
         self._introducing = threading.Lock()
-        self._mqtt = mqtt
         self._lock = threading.Lock()
         self._stopped = False
-        # To the broker that has the lanes, and to the one that is to have them.
-        self._link = None if mqtt is None else Link(mqtt, self._feed, self._take_over)
-        self._next: Link | None = None
+        self._link = None if mqtt is None else Link(mqtt, self._feed)
         self._introduce()
 
     @property
@@ -291,15 +98,12 @@ class Publisher:
     @property
     def state(self) -> str:
         """The connection to the broker, for people."""
-        link, following = self._link, self._next
+        link, contest = self._link, self._feed.contest
         if link is None:
             return "off"
-        state = "connected" if link.connected else f"away ({link.trouble or 'connecting'})"
-        if link.connected and (contest := self._feed.contest.text):
-            state += f" ({contest})"
-        if following is not None:
-            state += f", not yet at {following.address} ({following.trouble or 'connecting'})"
-        return state
+        if not link.connected:
+            return f"away ({link.trouble or 'connecting'})"
+        return f"connected ({contest})" if contest else "connected"
 
     @property
     def published(self) -> int:
@@ -314,12 +118,12 @@ class Publisher:
     @property
     def contested(self) -> bool:
         """Whether another client publishes as this device; the log says which."""
-        return bool(self._feed.contest.text)
+        return bool(self._feed.contest)
 
     @property
     def taken_over(self) -> int:
         """Number of those that another client with this device's client id took over."""
-        return self._feed.contest.taken_over
+        return self._feed.taken_over
 
     @property
     def latency(self) -> Mapping[tuple[str, ...], Distribution]:
@@ -338,8 +142,7 @@ class Publisher:
 
     def workers(self) -> list[Worker]:
         """Return the threads whose hang, or end by an error, must end the daemon."""
-        with self._lock:
-            return [link.worker for link in (self._link, self._next) if link is not None]
+        return [] if (link := self._link) is None else [link.worker]
 
     def start(self) -> None:
         """Start connecting to the broker; returns at once. `status` is `starting`."""
@@ -350,104 +153,69 @@ class Publisher:
         """Publish `offline` if a broker is connected, and stop; takes 1 s at most."""
         with self._lock:
             self._stopped = True
-            link, following = self._link, self._next
+            link = self._link
         self._outbox.put_state(self._topics.status, payloads.status(self._identity, "offline"))
-        _abandon(following)
         if link is not None:
             link.leave()
-            if link.worker.alive:
-                link.wait_until_left()
-                link.worker.stop(timeout_s=0.1)  # a worker deep in a connect ends with the process
 
     def change(self, mqtt: Mqtt | None) -> str:
-        """Publish to the broker of `mqtt` from the moment on when it accepts this device.
+        """Leave the broker so far with `offline`, and publish to that of `mqtt`, every state first.
 
-        Until then the broker so far keeps the lanes; then it gets `offline`, and the new one every
-        state. A file whose contents have changed is a change like any other. Returns at once.
+        A file whose contents have changed is a change like any other. Takes 1 s at most.
 
         Args:
             mqtt: the broker; None publishes nothing more.
 
         Returns:
-            What is going to happen, in words; empty if nothing changes.
+            What happens, in words; empty if nothing changes.
         """
-        # Outside of the lock, for which the supervisor waits: a disk may hang.
         contents = () if mqtt is None else contents_of(mqtt)
         with self._lock:
-            link, following = self._link, self._next
-            if self._stopped or (link is None and mqtt is None):
+            before = self._link
+            if self._stopped or (mqtt is None and before is None):
                 return ""
-            if link is None or mqtt is None:
-                self._introduce_for(mqtt)
-                return self._switch(mqtt, contents)
-            if link.is_of(mqtt, contents):
-                self._next = None
-                _abandon(following)
-                return "" if following is None else f"stays at {link.address}"
-            if following is None or not following.is_of(mqtt, contents):
-                self._next = Link(mqtt, self._feed, self._take_over, link.address, contents)
-                _abandon(following)
-                self._next.worker.start()
-                if self._next.address == link.address:
-                    return f"logs in to {link.address} anew"
-                return f"moves from {link.address} to {self._next.address} once accepted there"
-            return ""
-
-    def _switch(self, mqtt: Mqtt | None, contents: tuple[str, ...]) -> str:
-        """Begin or end to publish at all."""
-        link, following = self._link, self._next
-        self._next = None
-        if mqtt is not None:
-            self._link = Link(mqtt, self._feed, self._take_over, contents=contents)
-            self._link.worker.start()
-            return f"on, at {self._link.address}"
-        self._link = None
-        _abandon(following)
-        if link is None:
-            return ""
-        link.leave(payloads.status(self._identity, "offline"))
-        return f"off, {link.address} is left"
-
-    def _take_over(self, link: Link) -> bool:
-        """Return whether `link` publishes from now on, after the one before; called on its
-        worker."""
-        with self._lock:
-            if link is not self._next or self._link is None:
-                return link is self._link
-            before, self._link, self._next = self._link, link, None
-        before.leave(payloads.status(self._identity, "offline"))
-        if before.connected:
-            before.wait_until_left()
-        self._feed.contest.log_in_anew()
-        self._introduce_for(link.mqtt)
-        return True
+            if mqtt is not None and before is not None and before.is_of(mqtt, contents):
+                return ""
+            self._link = link = None if mqtt is None else Link(mqtt, self._feed, contents)
+            if before is not None:
+                before.leave(payloads.status(self._identity, "offline"))
+            self._introduce()
+            if link is None:
+                return "off" if before is None else f"off, {before.address} is left"
+            link.worker.start()
+        if before is None:
+            return f"on, at {link.address}"
+        if before.address == link.address:
+            return f"logs in to {link.address} anew"
+        return f"moves from {before.address} to {link.address}"
 
     def publish_online(self, no_lanes: Collection[str] = (), **more: Any) -> None:
         """Publish that the device serves, until `stop`.
 
         Retained topics of an earlier run's models and cameras that no longer exist are cleared.
-
-        Args:
-            no_lanes: the cameras without lanes at present.
-            more: see `payloads.status`.
         """
         payload = payloads.status(self._identity, "online", no_lanes=sorted(no_lanes), **more)
         self._put_state(self._topics.status, payload)
         self._feed.online = True
 
     def publish_health(self, report: DeviceReport, free_bytes: Mapping[str, int]) -> None:
-        """Publish the health of the board; see `health`."""
+        """Publish the health of the board; see `payloads.health`."""
         mono_ns, epoch_ns = time.monotonic_ns(), time.time_ns()
-        payload = health(self._identity, report, free_bytes, mono_ns=mono_ns, epoch_ns=epoch_ns)
+        payload = payloads.health(
+            self._identity, report, free_bytes, mono_ns=mono_ns, epoch_ns=epoch_ns
+        )
         self._put_state(self._topics.health, payload)
 
     def publish_lanes(self, frame: LaneFrame) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""
-        if not self.on:
+        link, camera = self._link, frame.camera
+        if link is None:
             return
-        topic = self._topic(self._topics.lanes, frame.camera)
+        if camera not in self._lanes_of:
+            self._lanes_of[camera] = self._topic(self._topics.lanes, camera)
+        topic = self._lanes_of[camera]
         if topic is not None and self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
-            self._ring()
+            link.ring()
 
     def publish_camera_status(
         self,
@@ -511,14 +279,10 @@ class Publisher:
             self._serving = dict(serving)
             self._introduce()
 
-    def _introduce_for(self, mqtt: Mqtt | None) -> None:
-        self._mqtt = mqtt
-        self._introduce()
-
     def _introduce(self) -> None:
         """Publish what readers, and Home Assistant where it is on, know of this device."""
         with self._introducing:
-            mqtt = self._mqtt
+            mqtt = None if self._link is None else self._link.mqtt
             calibrations = {name: each.id if each else "" for name, each in self._cameras.items()}
             birth = payloads.meta(
                 self._identity,
@@ -530,8 +294,8 @@ class Publisher:
             self._put_state(self._topics.meta, birth)
             before, self._discovery = self._discovery, ""
             if mqtt is not None and mqtt.home_assistant and self._cameras:
-                self._discovery = discovery_topic(mqtt.home_assistant, self._identity)
-                entities = discovery(self._identity, self._topics, self._cameras)
+                self._discovery = payloads.discovery_topic(mqtt.home_assistant, self._identity)
+                entities = payloads.discovery(self._identity, self._topics, self._cameras)
                 self._put_state(self._discovery, entities)
             if before not in {"", self._discovery}:
                 self._put_state(before, b"")
@@ -552,8 +316,3 @@ class Publisher:
                 self._misnamed.add(name)
                 log.error("mqtt: not published: %s", error)  # noqa: TRY400
             return None
-
-
-def _abandon(link: Link | None) -> None:
-    if link is not None:
-        link.abandon()

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import glob
 import logging
 import math
 import os
-import re
 import secrets
-import sqlite3
 import threading
 import time
 from bisect import bisect_right
 from collections import Counter, deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from edge_server.errors import Unavailable
-from edge_server.process.disk import error_of_place
+from edge_server.process.disk import error_of_place, sync
 from edge_server.process.utf8 import as_utf8
 from edge_server.process.worker import Worker
 from edge_server.settings.sections import EventKind  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 EventPhase = Literal["begin", "end", "instant"]
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,7 @@ class Event:
     Attributes:
         id: counts the events of `log`, across restarts too; 0 before the event log has given it.
         begin_id: the id of the event that began what this one ends.
-        camera: empty where the event is of no camera.
-        frame_id: of the frame that caused the event.
         cause: a word.
-        text: the same for people.
         distance_to_line_m: of a departure; negative beyond the line.
         log: the identity of the event log, which gives it with the id.
     """
@@ -53,7 +51,7 @@ class Event:
     text: str
     mono_ns: int
     epoch_ns: int
-    id: int = 0
+    id: _Id = 0
     begin_id: int = 0
     camera: str = ""
     frame_id: int | None = None
@@ -66,310 +64,211 @@ class Event:
 
 log = logging.getLogger(__name__)
 
-_GREATEST_ID = 2**62
-# The greatest id that was given or seen, beside the rows of readers.
+# The greatest id that was given or seen, beside the ids of readers.
 GIVEN = "ids given"
 # No file has more events: what of a damaged one cannot be read has no greater distance in ids.
 _MOST_EVENTS = 100_000
 _BLOCK_BYTES = 4096
-# An event as `_encode` writes it.
-_ROW = re.compile(rb'\{"kind":(?:[^"{}]|"(?:[^"\\]|\\.)*")*\}')
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Event).decode
 
 
-class Kept(NamedTuple):
-    """What a file holds.
+class _Other(msgspec.Struct):
+    """An event that another version of this program wrote, in a form that this one does not
+    know."""
 
-    Attributes:
-        events: in the order of their ids; without those that another version of this program wrote
-            in a form that this one does not know.
-        last_id: no event of the file has a greater id, whoever can read it.
-        readers: the id up to which each reader has every event; see `GIVEN`.
-    """
+    id: _Id
 
-    events: list[Event]
-    last_id: int
-    readers: dict[str, int]
+
+_DECODERS: tuple[msgspec.json.Decoder[Any], ...] = (
+    msgspec.json.Decoder(Event),
+    msgspec.json.Decoder(_Other),
+    msgspec.json.Decoder(dict[str, _Id]),
+)
+
+
+def _parsed(line: bytes) -> Event | _Other | dict[str, int] | None:
+    """Return an event, or ids of readers by their names; None where the line is damaged."""
+    for decoder in _DECODERS:
+        with contextlib.suppress(ValueError, RecursionError):
+            found: Event | _Other | dict[str, int] = decoder.decode(line)
+            return found
+    return None
 
 
 class EventFile:
-    """The file of an event log; for one thread at a time.
+    """The file of an event log, lines of JSON; for one thread at a time.
 
-    A file that is damaged is set aside, in place of an earlier one, and its readable events go on
-    in a new one. Where the disk is full there is none until it is not.
+    A line is written behind the others; of a torn or damaged one the others stay readable. A file
+    that is damaged is set aside, in place of an earlier one, and its readable events go on in a new
+    one. Where the disk is full there is none until it is not.
+
+    Attributes:
+        events: that the file held at the start, in the order of their ids.
+        last_id: no event of the file has a greater id.
+        readers: the id up to which each reader has every event, as last written; see `GIVEN`.
 
     Args:
         path: its directory is the daemon's own.
+        kept: number of events to keep; the file is written anew when it has twice as many lines.
 
     Raises:
-        SettingsError, Unavailable: the file cannot be made.
+        SettingsError, Unavailable: the file cannot be made, or another daemon has it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept: int) -> None:
         self._path = path
-        self._database: sqlite3.Connection | None = None
-        self._identity = (0, 0)
-        self._salvaged = Kept([], 0, {})
+        self._kept = kept
+        self._descriptor = -1
+        self._size = 0
+        self._lines = 0
+        self._damaged = False
+        self.events: list[Event] = []
+        self.last_id = 0
+        self.readers: dict[str, int] = {}
         try:
-            self._open()
-        except sqlite3.OperationalError as error:
-            if "is full" not in str(error):
-                raise Unavailable(
-                    f"{path}: events cannot be kept there: {error}; if another daemon has the "
-                    "file, give this one another events.file"
-                ) from error
-            log.error("events: %s: %s; they are kept in memory", path, error)  # noqa: TRY400 -- the text says it all
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = _open(path)
+            sync(path.parent)
+        except BlockingIOError as error:
+            raise Unavailable(
+                f"{path}: another daemon keeps its events there; give this one another events.file"
+            ) from error
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                log.error("events: %s: %s; they are kept in memory", path, error.strerror)  # noqa: TRY400 -- the text says it all
+                return
             raise error_of_place(
                 error, f"{path}: events cannot be kept there: {error.strerror}"
             ) from error
+        *lines, rest = _readable(self._descriptor).split(b"\n")
+        self._damaged = bool(rest)
+        for line in lines:
+            self._take_in(_parsed(line))
+        self._size, self._lines = os.fstat(self._descriptor).st_size, len(lines)
+        self.last_id = max(self.last_id, self.readers.get(GIVEN, 0))
+        if self._damaged:
+            self._set_aside()
 
-    def read(self) -> Kept:
-        if self._database is None:
-            return self._salvaged
-        return _read(self._database)
+    def _take_in(self, found: Event | _Other | dict[str, int] | None) -> None:
+        if isinstance(found, dict):
+            self.readers.update(found)
+        elif found is None or found.id <= self.last_id:
+            self._damaged = True
+        else:
+            self.last_id = found.id
+            if isinstance(found, Event):
+                self.events.append(found)
 
-    def renew(self) -> bool:
-        """Make the file where there is none at its path, or another one; return whether that is so,
-        and it has to be given all events.
+    def _set_aside(self) -> None:
+        # Where none is readable: no device has had so many events as the clock has seconds.
+        self.last_id = (self.last_id or int(time.time())) + _MOST_EVENTS
+        self.readers[GIVEN] = self.last_id
+        aside = self._path.with_name(f"{self._path.name}.damaged-{int(time.time())}")
+        log.error(
+            "events: %s is damaged; it is now %s, and %d events of it go on",
+            *(self._path, aside.name, len(self.events)),
+        )
+        with contextlib.suppress(OSError):
+            # A disk that damages file after file would be full of them.
+            for older in self._path.parent.glob(f"{glob.escape(self._path.name)}.damaged-*"):
+                older.unlink()
+            aside.hardlink_to(self._path)
+        with contextlib.suppress(OSError):  # until the disk has room, they are in memory
+            self._write_anew(self.events, self.readers)
+
+    def store(
+        self, new: Iterable[Event], readers: dict[str, int], every: Callable[[], Iterable[Event]]
+    ) -> None:
+        """Write events and readers, and return when they are durable.
+
+        Args:
+            every: returns the newest events, `new` among them, for a file that is written anew: one
+                that is full, damaged, removed or replaced.
 
         Raises:
-            sqlite3.Error, OSError: it cannot be made now.
+            OSError: they are not written.
         """
-        if self._database is not None:
-            # SQLite would write on, for nobody.
-            with contextlib.suppress(OSError):
-                if self._identity == _identity(self._path):
-                    return False
-            log.error("events: %s was removed or replaced; it is written anew", self._path)
-            self.close()
-            # It belongs to the file that is gone.
-            with contextlib.suppress(FileNotFoundError):
-                self._path.with_name(f"{self._path.name}-wal").unlink()
-        self._open()
-        return True
-
-    def store(self, events: Iterable[Event], readers: dict[str, int], kept: int) -> None:
-        """Write events and readers, and forget all but the newest `kept` events.
-
-        Raises:
-            sqlite3.Error: nothing is written.
-        """
-        if self._database is None:
-            raise sqlite3.OperationalError("there is no file")
-        try:
-            _store(self._database, events, readers, kept)
-        except sqlite3.DatabaseError as error:
-            if _is_damage(error):
-                self.close()  # `renew` looks at the file
-            raise
+        is_mine = self._descriptor >= 0 and self._is_there()
+        if not is_mine or self._lines >= 2 * self._kept or self._damaged:
+            self._write_anew(every(), readers)
+            return
+        lines = list(map(_encode, new))
+        if readers != self.readers:
+            lines.append(_encode(readers))
+        self._size = _append(self._descriptor, lines, self._size)
+        self._lines += len(lines)
+        self.readers = readers
 
     def close(self) -> None:
-        database, self._database = self._database, None
-        if database is not None:
-            with contextlib.suppress(sqlite3.Error):
-                database.close()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
-    def _open(self) -> None:
-        path = self._path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _finish_replacing(path)
-        try:
-            self._database = _connect(path)
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            if not _is_damage(error):
-                raise
-            self._salvaged = kept = _salvage(path)
-            aside = _replace(path, kept)
-            log.error(  # noqa: TRY400 -- the text says it all
-                "events: %s is damaged (%s); it is now %s, and %d events of it go on",
-                *(path, error, aside.name, len(kept.events)),
-            )
-            self._database = _connect(path)
-        self._identity = _identity(path)
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
-
-
-def _is_damage(error: Exception) -> bool:
-    """Whether the file is to blame: SQLite reports a sector that cannot be read as an I/O error."""
-    return not isinstance(error, sqlite3.OperationalError) or "disk I/O error" in str(error)
-
-
-def _salvage(path: Path) -> Kept:
-    """Return what can be read of a damaged file.
-
-    The bytes of an event are in the file as they were written, whatever became of the pages that
-    lead to them; one longer than a page (4 kB) is not in one piece, and is lost. Where none is
-    readable, ids go on above the seconds of the clock: no device has had so many events.
-    """
-    events: dict[int, Event] = {}
-    last_id = 0
-    wal = path.with_name(f"{path.name}-wal")
-    for each in (*_set_aside(path), path, wal):
-        for row in _ROW.findall(_readable(each)):
-            try:
-                found = msgspec.json.decode(row)
-                id_ = found["id"]
-                if not (isinstance(id_, int) and 0 < id_ < _GREATEST_ID):
-                    continue
-                last_id = max(last_id, id_)
-                if each in (path, wal):
-                    events[id_] = msgspec.convert(found, Event)
-            except (ValueError, KeyError, RecursionError):
-                continue
-    last_id = (last_id or int(time.time())) + _MOST_EVENTS
-    return Kept([events[id_] for id_ in sorted(events)], last_id, {GIVEN: last_id})
-
-
-def _readable(path: Path) -> bytes:
-    """Return what the disk gives of a file, with zeros for the rest; nothing of one that is not
-    there."""
-    blocks = []
-    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
-        for start in range(0, os.fstat(file.fileno()).st_size, _BLOCK_BYTES):
-            try:
-                blocks.append(os.pread(file.fileno(), _BLOCK_BYTES, start))
-            except OSError:
-                blocks.append(bytes(_BLOCK_BYTES))
-    return b"".join(blocks)
-
-
-def _replace(path: Path, kept: Kept) -> Path:
-    """Set the file aside for one with `kept`; return its new path. A kill leaves the one or the
-    other, or what `_finish_replacing` completes."""
-    new = _new(path)
-    for suffix in ("", "-journal"):
-        new.with_name(new.name + suffix).unlink(missing_ok=True)
-    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as file:
-        _make_tables(file)
-        _store(file, kept.events, kept.readers, _MOST_EVENTS)
-    older = set(_set_aside(path))
-    aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
-    # The file before its log: a file without its log may look whole.
-    for suffix in ("", "-wal", "-shm"):
-        older.discard(renamed := aside.with_name(aside.name + suffix))
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(renamed)
-    _finish_replacing(path)
-    # A disk that damages file after file would be full of them.
-    for each in older:
+    def _is_there(self) -> bool:
         with contextlib.suppress(OSError):
-            each.unlink()
-    return aside
+            if os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
+                return True
+        log.error("events: %s was removed or replaced; it is written anew", self._path)
+        self.close()
+        return False
 
-
-def _finish_replacing(path: Path) -> None:
-    if path.exists() or not _new(path).exists():
-        return
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    _new(path).rename(path)
-
-
-def _set_aside(path: Path) -> Iterator[Path]:
-    """Yield the damaged files that are set aside, and what SQLite had beside them."""
-    return path.parent.glob(f"{glob.escape(path.name)}.damaged-*")
-
-
-def _new(path: Path) -> Path:
-    return path.with_name(f"{path.name}.new")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # The worker writes; the daemon's main thread opens.
-    file = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
-    # sqlite3's own would give damage the class of a busy file.
-    file.text_factory = bytes.decode
-    try:
-        # Another daemon with the same file would give the same ids.
-        file.execute("PRAGMA locking_mode=EXCLUSIVE")
-        file.execute("PRAGMA journal_mode=WAL")
-        file.execute("PRAGMA synchronous=FULL")
-        _make_tables(file)
-        _check(file)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _make_tables(file: sqlite3.Connection) -> None:
-    file.execute("CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, event BLOB)")
-    file.execute("CREATE TABLE IF NOT EXISTS readers (name TEXT PRIMARY KEY, id INTEGER)")
-
-
-def _store(
-    file: sqlite3.Connection, events: Iterable[Event], readers: dict[str, int], kept: int
-) -> None:
-    with _transaction(file) as database:
-        database.executemany(
-            "INSERT OR REPLACE INTO events VALUES (?, ?)",
-            ((event.id, _encode(event)) for event in events),
-        )
-        database.executemany("INSERT OR REPLACE INTO readers VALUES (?, ?)", readers.items())
-        # Ids have gaps where a file was damaged.
-        database.execute(
-            "DELETE FROM events WHERE id <= "
-            "(SELECT id FROM events ORDER BY id DESC LIMIT 1 OFFSET ?)",
-            (kept,),
-        )
-
-
-def _check(file: sqlite3.Connection) -> None:
-    """Read all of the file: a brown-out leaves pages whose damage only their reader finds.
-
-    Raises:
-        sqlite3.DatabaseError, ValueError, TypeError: the file is damaged.
-    """
-    ((found,),) = file.execute("PRAGMA integrity_check(1)").fetchall()
-    if found != "ok":
-        raise sqlite3.DatabaseError(found)
-    _read(file)
-
-
-def _read(file: sqlite3.Connection) -> Kept:
-    """Return the contents of a file.
-
-    Raises:
-        sqlite3.DatabaseError, ValueError, TypeError: the file is damaged.
-    """
-    events, last_id = [], 0
-    for id_, row in file.execute("SELECT id, event FROM events ORDER BY id"):
-        if not 0 < id_ < _GREATEST_ID:
-            raise sqlite3.DatabaseError("an id is out of range")
-        last_id = id_
+    def _write_anew(self, events: Iterable[Event], readers: dict[str, int]) -> None:
+        lines = [*map(_encode, events), _encode(readers)]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_name(f"{self._path.name}.new")
+        new.unlink(missing_ok=True)
+        descriptor = _open(new)
         try:
-            event = _decode(row)
-        except msgspec.ValidationError:
-            msgspec.json.decode(row)  # of another version, or no JSON at all
-            continue
-        if event.id != id_:
-            raise sqlite3.DatabaseError("an event has another id than its row")
-        events.append(event)
-    readers: dict[str, int] = {}
-    for name, id_ in file.execute("SELECT name, id FROM readers"):
-        if not (isinstance(name, str) and isinstance(id_, int) and id_ < _GREATEST_ID):
-            raise sqlite3.DatabaseError("a reader is no name with a number")
-        readers[name] = id_
-    last_id = max(last_id, readers.get(GIVEN, 0))
-    return Kept(events, last_id, {name: min(id_, last_id) for name, id_ in readers.items()})
+            size = _append(descriptor, lines, 0)
+            new.replace(self._path)
+            sync(self._path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.close()
+        self._descriptor, self._size, self._lines = descriptor, size, len(lines)
+        self.readers, self._damaged = readers, False
 
 
-@contextlib.contextmanager
-def _transaction(file: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    file.execute("BEGIN IMMEDIATE")
+def _open(path: Path) -> int:
+    """Return the descriptor of a file that this process has locked."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        yield file
-        file.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            file.execute("ROLLBACK")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
         raise
+    return descriptor
+
+
+def _append(descriptor: int, lines: Iterable[bytes], start: int) -> int:
+    """Write `lines` from `start` on, durably; return where they end.
+
+    Raises:
+        OSError: nothing is written.
+    """
+    at, rest = start, memoryview(b"".join(line + b"\n" for line in lines))
+    try:
+        while rest:
+            written = os.pwrite(descriptor, rest, at)
+            at, rest = at + written, rest[written:]
+        os.fdatasync(descriptor)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, start)
+        raise
+    return at
+
+
+def _readable(descriptor: int) -> bytes:
+    """Return what the disk gives of a file, with zeros for the rest."""
+    blocks = []
+    for start in range(0, os.fstat(descriptor).st_size, _BLOCK_BYTES):
+        try:
+            blocks.append(os.pread(descriptor, _BLOCK_BYTES, start))
+        except OSError:
+            blocks.append(bytes(_BLOCK_BYTES))
+    return b"".join(blocks)
 
 
 # About 350 bytes each on disk and 900 in memory: those of a minute without a broker, and of the
@@ -423,23 +322,19 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=kept)
         self._unwritten: deque[Event] = deque(maxlen=kept)
         self._readers: dict[str, int] = {}
-        self._written_readers: dict[str, int] = {}
         self._callbacks: tuple[Callable[[], object], ...] = ()  # replaced, never changed
         self._retry_at = 0.0
         self._failure = ""
         self._last_id = 0
-        self._file = None if path is None else EventFile(path)
+        self._file = None if path is None else EventFile(path, kept)
         if self._file is not None:
-            found = self._file.read()
-            self._events.extend(found.events)
-            self._last_id = found.last_id
-            self._readers, self._written_readers = dict(found.readers), dict(found.readers)
+            self._events.extend(self._file.events)
+            self._file.events.clear()
+            self._last_id = self._file.last_id
+            self._readers = dict(self._file.readers)
         self.earlier = self._last_id
         logs = (event.log for event in reversed(self._events) if event.log)
         self.id = next(logs, "") or secrets.token_hex(8)
-        if any(not event.log for event in self._events):  # of an earlier version of this program
-            self._events = deque((replace(e, log=self.id) for e in self._events), maxlen=kept)
-            self._unwritten.extend(self._events)
 
     @property
     def newest(self) -> int:
@@ -490,12 +385,7 @@ class EventLog:
             return self._events[index] if index < len(self._events) else None
 
     def wait_after(self, id_: int, ended: Callable[[], bool]) -> bool:
-        """Wait until there is an event with a greater id; return whether there is.
-
-        Args:
-            id_: see `after`.
-            ended: ends the wait; looked at after `wake`.
-        """
+        """Wait until there is an event with a greater id; return whether there is."""
 
         def is_there() -> bool:
             return bool(self._events) and self._events[-1].id > id_
@@ -524,6 +414,7 @@ class EventLog:
         """Keep, across restarts, that `reader` has every event up to `id_`."""
         with self._changed:
             self._readers[reader] = max(id_, self._readers.get(reader, 0))
+            self._changed.notify_all()
 
     def acknowledged(self, reader: str) -> int:
         """Return the id up to which `reader` has every event; 0 for a new reader."""
@@ -535,12 +426,20 @@ class EventLog:
         with self._changed:
             self._last_id = max(self._last_id, id_)
             self._readers[GIVEN] = self._last_id
+            self._changed.notify_all()
 
     # The methods below run on the worker, or before it starts.
 
     def _tick(self, now: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._arrived or self.worker.stopping, _STEP_S)
+        with self._changed, self.worker.allowing(math.inf):
+            # A disk that failed, and more ids of readers, can wait; nothing else comes by itself.
+            waits = bool(self._unwritten) or self._has_reader_news()
+
+            def is_due() -> bool:
+                news = not waits and self._has_reader_news()
+                return bool(self._arrived) or news or self.worker.stopping
+
+            self._changed.wait_for(is_due, _STEP_S if waits else None)
             arrived, self._arrived = self._arrived, deque()
             readers = dict(self._readers)
         self._give_ids(arrived)
@@ -557,23 +456,22 @@ class EventLog:
                 given = replace(event, id=ticket.id, begin_id=begin_id, log=self.id)
                 self._unwritten.append(given)
 
+    def _has_reader_news(self) -> bool:
+        return self._file is not None and self._readers != self._file.readers
+
     def _write(self, readers: dict[str, int], now: float) -> None:
         """Write what is not written, and make it visible in any case."""
         visible = self.newest
         new = [event for event in self._unwritten if event.id > visible]
-        has_news = bool(self._unwritten) or readers != self._written_readers
+        has_news = bool(self._unwritten) or self._has_reader_news()
         if self._file is not None and has_news and (new or now >= self._retry_at):
             try:
-                if self._file.renew():
-                    every = {event.id: event for event in (*self._events, *self._unwritten)}
-                    self._unwritten.extend(every.values())
-                self._file.store(self._unwritten, readers, self._kept)
-            except (sqlite3.Error, OSError) as error:
+                self._file.store(self._unwritten, readers, self._every)
+            except OSError as error:
                 self._retry_at = now + _RETRY_S
-                self._note(f"cannot be written: {error}; they are kept in memory")
+                self._note(f"cannot be written: {error.strerror or error}; they are kept in memory")
             else:
                 self._unwritten.clear()
-                self._written_readers = readers
                 self._note("")
         elif self._file is None:
             self._unwritten.clear()
@@ -583,6 +481,11 @@ class EventLog:
                 self._changed.notify_all()
             for callback in self._callbacks:
                 callback()
+
+    def _every(self) -> Iterable[Event]:
+        """Return the newest events, those that are not visible yet too."""
+        every = {event.id: event for event in (*self._events, *self._unwritten)}
+        return list(every.values())[-self._kept :]
 
     def _note(self, failure: str) -> None:
         """Log a change of the disk's state once."""
@@ -601,3 +504,30 @@ class EventLog:
         self._write(readers, math.inf)
         if self._file is not None:
             self._file.close()
+
+
+class LastingEvents:
+    """Puts an event where something begins and one where it ends, which names the first; for one
+    thread."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._lasting: dict[tuple[EventKind, str], tuple[str, Ticket]] = {}
+
+    def names(self, kind: EventKind) -> dict[str, str]:
+        """Return what lasts of that kind, by name, each with its cause."""
+        return {name: cause for (each, name), (cause, _) in self._lasting.items() if each == kind}
+
+    def begin(self, name: str, event: Event) -> None:
+        """Put the event that begins `name` of its kind."""
+        self._lasting[event.kind, name] = event.cause, self._log.put(replace(event, phase="begin"))
+
+    def end(self, name: str, event: Event) -> None:
+        """Put the event that ends `name` of its kind, where that lasts."""
+        _, ticket = self._lasting.pop((event.kind, name), ("", None))
+        if ticket is not None:
+            self._log.put(replace(event, phase="end"), ticket)
+
+    def put(self, event: Event) -> None:
+        """Put an event without an end."""
+        self._log.put(event)

@@ -7,7 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import StepTiming
@@ -33,6 +33,10 @@ class CameraShare:
         self.changed = threading.Condition(lock)
 
 
+def _start_tag(share: CameraShare) -> float:
+    return share.start_tag
+
+
 class FairShares:
     """Grants turns at one model to its cameras: no camera starves, none gets more than its share.
 
@@ -50,6 +54,7 @@ class FairShares:
         self._lock = threading.Lock()
         self._limit = 1
         self._useful: float | None = None
+        self._cameras = 0
         self._running = 0
         self._waiting: list[CameraShare] = []
         self._latest_start_tag = 0.0
@@ -60,7 +65,10 @@ class FairShares:
         return self._limit
 
     def adapt(self, useful: float) -> None:
-        """Bring `limit` nearer to `useful`, what `frames_at_once` returned for one frame."""
+        """Bring `limit` nearer to `useful`, what `frames_at_once` returned for one frame, where
+        there is more than one camera."""
+        if self._cameras < 2:
+            return
         with self._lock:
             before = useful if self._useful is None else self._useful
             self._useful = before + _WEIGHT * (useful - before)
@@ -69,6 +77,7 @@ class FairShares:
 
     def share(self, priority: int) -> CameraShare:
         """Return the share of one more camera; see `CameraShare`."""
+        self._cameras += 1
         return CameraShare(priority, self._lock)
 
     def take_turn(self, share: CameraShare, timeout_s: float) -> bool:
@@ -80,7 +89,7 @@ class FairShares:
             if not (share.waits or share.has_turn):
                 self._join(share)
                 self._grant()
-            return share.changed.wait_for(lambda: share.has_turn, timeout_s)
+            return share.has_turn or share.changed.wait_for(lambda: share.has_turn, timeout_s)
 
     def end_turn(self, share: CameraShare, *, again: bool = False) -> None:
         """End the turn, or give up the place in the order; without either do nothing.
@@ -105,7 +114,7 @@ class FairShares:
 
     def _grant(self) -> None:
         while self._waiting and self._running < self._limit:
-            share = min(self._waiting, key=lambda each: each.start_tag)
+            share = min(self._waiting, key=_start_tag)
             self._waiting.remove(share)
             self._running += 1
             self._latest_start_tag = share.start_tag
@@ -114,26 +123,24 @@ class FairShares:
             share.changed.notify()
 
 
-def frames_at_once(timings: Sequence[StepTiming], config_of: Callable[[str], ModelConfig]) -> float:
+def frames_of(config: ModelConfig) -> int:
+    """Return how many frames the instances of a model take at a time."""
+    instances = sum(len(group.placements) for group in config.instance_groups if not group.passive)
+    rows = config.max_batch_size if config.dynamic_batching is not None else 1
+    return max(1, instances) * max(1, rows)
+
+
+def frames_at_once(timings: Sequence[StepTiming], frames_of: Mapping[str, int]) -> float:
     """Return how many frames keep the slowest step of a model busy, and no more (Little's law).
 
     That is 1 for a model with one instance, little more for one between quick steps, and as many as
     the rows of a batch for a step with dynamic batching.
 
     Args:
-        timings: the compute time of each step for one frame.
-        config_of: returns the configuration of a step's model.
+        frames_of: see `frames_of`, by the name of the step's model.
     """
-    total_ns = sum(timing.duration_ns for timing in timings)
-    slowest_ns = max(
-        (timing.duration_ns / _frames_of(config_of(timing.model_name)) for timing in timings),
-        default=0.0,
-    )
+    total_ns, slowest_ns = 0, 0.0
+    for timing in timings:
+        total_ns += timing.duration_ns
+        slowest_ns = max(slowest_ns, timing.duration_ns / frames_of.get(timing.model_name, 1))
     return total_ns / slowest_ns if slowest_ns else 1.0
-
-
-def _frames_of(config: ModelConfig) -> int:
-    """Return how many frames the instances of a model take at a time."""
-    instances = sum(len(group.placements) for group in config.instance_groups if not group.passive)
-    rows = config.max_batch_size if config.dynamic_batching is not None else 1
-    return max(1, instances) * max(1, rows)

@@ -25,12 +25,7 @@ LONGEST_UNACKNOWLEDGED_S = 60.0
 
 
 class LaneFeed:
-    """A listener of the pipelines; no reader makes one wait. Safe from any thread.
-
-    Args:
-        identity: of this device.
-        now_s: the monotonic clock.
-    """
+    """A listener of the pipelines; no reader makes one wait. Safe from any thread."""
 
     def __init__(self, identity: Identity, now_s: Callable[[], float] = time.monotonic) -> None:
         self._identity = identity
@@ -67,8 +62,6 @@ class LaneFeed:
 
         Args:
             cameras: empty for all, those that come later too.
-            max_hz: see `LaneReader`.
-            window: likewise.
         """
         reader = LaneReader(frozenset(cameras), max_hz, window)
         with self._lock:
@@ -91,7 +84,6 @@ class LaneDelivery(NamedTuple):
 
     Attributes:
         sequence: counts what this reader has taken, from 1.
-        message: the lanes.
         lost: number of frames of this camera that the reader lost since it last took one.
     """
 

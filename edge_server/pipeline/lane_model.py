@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import Lane, StageLatency, lanes_from_rows
-from edge_server.pipeline.fair_shares import frames_at_once
+from edge_server.pipeline.fair_shares import frames_at_once, frames_of
 from edge_server.pixels import Image, PixelFormat
 from edge_server.requests import InferRequest, StepTiming
 from edge_server.tensors import DataType, Tensor
@@ -195,8 +196,6 @@ class LaneModel:
     """Finds the lanes of one camera's frames by requests like any client's; for one thread.
 
     Args:
-        data_plane: runs the model.
-        name: of the model.
         useful: is told the smallest size that the model has a use for.
         adapt: is told how many frames the model takes at once.
     """
@@ -212,7 +211,10 @@ class LaneModel:
         self._name = name
         self._useful = useful
         self._adapt = adapt
-        self._found: _Found | None = None
+        self._seen: Callable[[], Snapshot | None] = lambda: None
+        self._tensors: LaneTensors | None = None
+        self._size: tuple[int, int] | None = None
+        self._frames_of: dict[str, int] = {}
 
     def detect(
         self, frame: Frame, deadline: float | None = None, trace: Trace | None = None
@@ -220,9 +222,7 @@ class LaneModel:
         """Return the lanes of `frame`, in px of the camera's picture.
 
         Args:
-            frame: the image.
             deadline: `time.monotonic()` at which the request expires; None is never.
-            trace: of the request; None where it is not traced.
 
         Raises:
             NoLanes: the model's response is something else.
@@ -243,7 +243,10 @@ class LaneModel:
                     trace=trace,
                 )
             )
-            self._adapt(frames_at_once(response.timings, lambda name: snapshot.find(name).config))
+            for timing in response.timings:
+                if (name := timing.model_name) not in self._frames_of:
+                    self._frames_of[name] = frames_of(snapshot.find(name).config)
+        self._adapt(frames_at_once(response.timings, self._frames_of))
         points = response.outputs[tensors.points].array
         scores = response.outputs[tensors.scores].array
         if not tensors.batched:
@@ -272,23 +275,20 @@ class LaneModel:
         return Image.grey(pixel_format, 1280, 720)
 
     def _tensors_of(self, snapshot: Snapshot) -> LaneTensors:
-        """Return the model's tensors, found once for each version that serves; the camera learns
-        how small its images may be."""
-        config = snapshot.find(self._name).config
-        found = self._found
-        if found is None or found.config is not config:
+        """Return the model's tensors, found once for each set of models that serves; the camera
+        learns how small its images may be."""
+        if self._tensors is None or self._seen() is not snapshot:
+            config = snapshot.find(self._name).config
             tensors = LaneTensors.of(config)
-            found = self._found = _Found(config, tensors, tensors.step_of(config))
-        step = snapshot.find(found.step).config if found.step else config
-        if found.step_config is not step:
-            needs = ImageNeeds.of(step)
-            tensors = found.tensors
+            step = tensors.step_of(config)
+            needs = ImageNeeds.of(snapshot.find(step).config if step else config)
             if tensors.pixel_format is not None and needs.pixel_format is not None:
                 tensors = replace(tensors, pixel_format=needs.pixel_format)
-            found = self._found = _Found(config, tensors, found.step, step, needs.size)
+            self._seen, self._tensors, self._size = ref(snapshot), tensors, needs.size
+            self._frames_of.clear()
         # Each time: a reload may have tried another model with this camera, and not taken it.
-        self._useful.size = found.size
-        return found.tensors
+        self._useful.size = self._size
+        return self._tensors
 
 
 def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
@@ -308,22 +308,6 @@ def _in_picture(points: NDArray[Any], frame: Frame) -> NDArray[Any]:
     ratio = frame.picture_size[0] / image.width, frame.picture_size[1] / image.height
     scaled: NDArray[Any] = points * np.array(ratio, points.dtype)
     return scaled
-
-
-class _Found(NamedTuple):
-    """The tensors of one version of the model.
-
-    Attributes:
-        step: the model that takes the image; "" where that is the model itself.
-        step_config: from which `tensors` and `size` come.
-        size: of the images; see `ImageNeeds`.
-    """
-
-    config: ModelConfig
-    tensors: LaneTensors
-    step: str
-    step_config: ModelConfig | None = None
-    size: tuple[int, int] | None = None
 
 
 def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:

@@ -23,7 +23,7 @@ from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.inference.tracing import Tracer
 from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_model import LaneModel, NoLanes
+from edge_server.pipeline.lane_model import Detected, LaneModel, NoLanes
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -57,38 +57,31 @@ class _Reminder:
     """Says when the listeners get a reason why there are no lanes: while it lasts, every second."""
 
     def __init__(self) -> None:
-        self._reason: object = None
+        self.reason: object = None  # set to None where it is over: the next one is new
         self._due = 0.0
 
     def is_due(self, reason: object, first: float, now: float) -> bool:
         """Return whether it is time to give the reason; that of a new one is `first`."""
-        if reason != self._reason:
-            self._reason, self._due = reason, first
+        if reason != self.reason:
+            self.reason, self._due = reason, first
         if now < self._due:
             return False
         self._due = now + _REMINDER_PERIOD_S
         return True
 
-    def end(self) -> None:
-        """The reason is over: the next one is new."""
-        self._reason = None
-
 
 class LanePipeline:
     """Sends the newest frame of one camera to the model and passes its lanes to the listeners.
 
-    Frames go through the same DataPlane as every client's requests. A failed request costs one
-    frame, which reaches the listeners without lanes and with the reason. A frame of a camera that
-    shows no road does not reach the model, and the listeners get the camera's reason, once a second
-    where no frames arrive. While a model does not respond, `report_silence` says so. Listeners run
-    on either thread, one call at a time, and must return at once.
+    A failed request costs one frame, which reaches the listeners without lanes and with the reason.
+    A frame of a camera that shows no road does not reach the model, and the listeners get the
+    camera's reason, once a second where no frames arrive. Listeners are called one at a time, and
+    must return at once. A frame is taken when it is this camera's turn at the model, see
+    `FairShares`; a frame that is too old by then is dropped.
 
-    The loop itself cannot hang while a response is outstanding: a queued request ends at its
-    deadline, the daemon kills a model's process at its limit, and a model that hangs in this
-    process is found, and named, through `DataPlane.oldest_run`.
-
-    A frame is taken when it is this camera's turn at the model, see `FairShares`; a frame that is
-    too old by then is dropped.
+    The loop cannot hang while a response is outstanding: a queued request ends at its deadline, the
+    daemon kills a model's process at its limit, and a model that hangs in this process is found
+    through `DataPlane.oldest_run`.
 
     Args:
         shares: those of the cameras with the same model; None where there is no other camera.
@@ -97,13 +90,8 @@ class LanePipeline:
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
         board: returns what is wrong with the device itself; called for every frame.
         road: follows the road with the camera's calibration; None where it has none.
-        tracer: chooses the frames to trace; None traces none.
 
     Attributes:
-        model: the model's name.
-        failed_frames: number of frames without lanes because the request failed.
-        too_old_frames: number of frames dropped because they were older than `max_age_ms`.
-        unusable_frames: number of frames without lanes because the camera shows no road.
         failure: why frames have no lanes now; empty while they have.
         failure_reason: the same in a word: `model_failed` or `too_old`.
         awaits_model: set before the start: the camera starts once its model serves, and until then
@@ -134,10 +122,9 @@ class LanePipeline:
         self.failure_reason = "model_failed"
         self.worker = Worker(f"lanes-{camera.name}", self.tick, on_end=self._end)
         self._shares = FairShares() if shares is None else shares
-        self._lane_model = LaneModel(data_plane, model, camera.useful, self._shares.adapt)
+        self.lane_model = LaneModel(data_plane, model, camera.useful, self._shares.adapt)
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
-        self._too_old = _Reminder()
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._board = board
@@ -149,7 +136,7 @@ class LanePipeline:
         # Since when a frame has waited for lanes, `time.monotonic()`; None while none does.
         self._owing_since: float | None = None
         self._silence = _Reminder()
-        self._absence = _Reminder()
+        self._reminder = _Reminder()  # of what the loop finds
         self.awaits_model = False
 
     @property
@@ -169,14 +156,19 @@ class LanePipeline:
         if not self.camera.wait_for_frame(_FRAME_WAIT_S):
             self._report_no_frames(now)
             return not self.camera.ended
-        self._absence.end()
         if self._owing_since is None:
             self._owing_since = time.monotonic()
         status = self.camera.status
         if status.reason in UNUSABLE:
             self._give_no_road(status)
         elif self._shares.take_turn(self._share, _FRAME_WAIT_S):
-            self._use_turn()
+            try:
+                made = self._use_turn()
+            finally:
+                self._owing_since = None
+                self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
+            if made is not None:
+                self._finish(*made)
         return True
 
     def _try_model(self, now: float) -> None:
@@ -187,11 +179,10 @@ class LanePipeline:
         except EdgeServerError as error:
             forget_frames(error)
             self._fail(str(error), "model_failed")
-            if self._absence.is_due("model", now, now):
+            if self._reminder.is_due("model", now, now):
                 self._give(self._without_lanes(str(error), "model_failed"), None)
             self.worker.wait(_MODEL_WAIT_S)
             return
-        self._absence.end()
         self.awaits_model = False
         self.camera.start()
 
@@ -204,82 +195,80 @@ class LanePipeline:
     def _give_no_road(self, status: CameraStatus) -> None:
         """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
         self.leave()
-        self._owing_since = None
+        self._owing_since = self._reminder.reason = None
         frame = self._next_frame()
         if frame is None:
             return
         self.unusable_frames += 1
-        lane_frame = self._lane_frame(frame, status.text)
-        self._miss(lane_frame)
-        self._give(replace(lane_frame, failure_reason=status.reason), frame)
+        self._give_missed(self._lane_frame(frame, None, status.text, status.reason), frame)
 
-    def _use_turn(self) -> None:
-        """Give the newest frame and its lanes, unless it is too old for lanes."""
-        try:
-            frame = self._next_frame()
-            if frame is None or self._is_too_old(frame):
-                return
-            status = self.camera.status
-            trace = self._begin_trace(frame)
-            lane_frame = self._try_detect(frame, trace)
-        finally:
-            self._owing_since = None
-            self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
-        if not lane_frame.failure and (late := _too_late(lane_frame)):
-            lane_frame = replace(lane_frame, lanes=(), failure=late, failure_reason="too_old")
-        self._note(lane_frame.failure, lane_frame.failure_reason)
-        if status.state is CameraState.DEGRADED:
-            reasons = (*lane_frame.degraded, f"{status.reason}: {status.text}")
-            lane_frame = replace(lane_frame, degraded=reasons)
-        if self._road is not None:
-            lane_frame = self._road.follow(lane_frame, frame.image)
-        if trace is not None:
-            trace.end(lane_frame.failure, **{"edge.lanes": len(lane_frame.lanes)})
-        self._give(lane_frame, frame)
-
-    def _begin_trace(self, frame: Frame) -> FrameTrace | None:
-        """Return the trace of a frame that has waited for its turn until now; mostly None."""
+    def _use_turn(self) -> tuple[LaneFrame, Frame] | None:
+        """Return the newest frame and its lanes, or the reason why there are none; None where it is
+        too old for lanes."""
+        frame = self._next_frame()
+        if frame is None:
+            return None
+        if (now_ns := time.monotonic_ns()) - frame.capture_mono_ns > self._max_age_ms * 1e6:
+            self._drop_too_old(frame, now_ns)
+            return None
+        self._reminder.reason = request = None
         capture_ns = frame.capture_mono_ns
         trace = self._tracer.frame(self.camera.name, frame.id, capture_ns)
-        if trace is not None:
+        if trace is not None:  # mostly it is None
             trace.begin("capture", capture_ns)
             trace.begin("wait", frame.arrived_mono_ns or capture_ns)
-        return trace
-
-    def _try_detect(self, frame: Frame, trace: FrameTrace | None) -> LaneFrame:
-        """Return the lanes of `frame`, or the reason why there are none."""
+            request = self._tracer.of_frame(self.model, trace.begin("infer"))
+        status = self.camera.status
+        detected, failure = None, ""
+        deadline = time.monotonic() + self._frame_deadline_s
         try:
             # An execution that begins just before the deadline is watched for as long as any other.
             with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
-                found = self.detect(frame, time.monotonic() + self._frame_deadline_s, trace)
+                detected = self.lane_model.detect(frame, deadline, request)
         except EdgeServerError as error:
-            found = self._lane_frame(frame, str(error) or type(error).__name__)
+            failure = str(error) or type(error).__name__
             forget_frames(error)
-        return found if trace is None else replace(found, trace=trace)
+        degraded: tuple[str, ...] = ()
+        if status.state is CameraState.DEGRADED:
+            degraded = (f"{status.reason}: {status.text}",)
+        lane_frame = self._lane_frame(frame, detected, failure, degraded=degraded, trace=trace)
+        if not failure and lane_frame.is_expired(now_ns := time.monotonic_ns()):
+            age_s = lane_frame.age_ns(now_ns) / 1e9
+            failure = (
+                f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of "
+                f"no use after {LONGEST_AGE_S} s; take a faster model, or fewer cameras for it"
+            )
+            lane_frame = replace(lane_frame, lanes=(), failure=failure, failure_reason="too_old")
+        return lane_frame, frame
 
-    def _is_too_old(self, frame: Frame) -> bool:
-        """Return whether `frame` is too old for lanes, and count it.
+    def _finish(self, lane_frame: LaneFrame, frame: Frame) -> None:
+        """Follow the road, and give the lanes."""
+        if lane_frame.failure:
+            self.failed_frames += 1
+            self._fail(lane_frame.failure, lane_frame.failure_reason)
+        elif self.failure:
+            # Without a number: where every other frame fails, the lines fold.
+            log.info("camera %s: lanes again", self.camera.name)
+            self.failure = ""
+        if self._road is not None:
+            lane_frame = self._road.follow(lane_frame, frame.image)
+        if lane_frame.trace is not None:
+            lane_frame.trace.end(lane_frame.failure, **{"edge.lanes": len(lane_frame.lanes)})
+        self._give(lane_frame, frame)
 
-        While all are, the listeners get one of them every second, with the reason.
-        """
-        now_ns = time.monotonic_ns()
-        age_ms = (now_ns - frame.capture_mono_ns) / 1e6
-        if age_ms <= self._max_age_ms:
-            self._too_old.end()
-            return False
+    def _drop_too_old(self, frame: Frame, now_ns: int) -> None:
+        """Count a frame that is too old for lanes. While all are, the listeners get one of them
+        every second, with the reason."""
         self.too_old_frames += 1
-        now = now_ns / 1e9
-        if self._too_old.is_due("too_old", now + _REMINDER_PERIOD_S, now):
+        now, age_ms = now_ns / 1e9, (now_ns - frame.capture_mono_ns) / 1e6
+        if self._reminder.is_due("too_old", now + _REMINDER_PERIOD_S, now):
             failure = (
                 f"its frames are {age_ms:.0f} ms old before the model sees them, max_age_ms is "
                 f"{self._max_age_ms}; lower the latency of the camera, or raise "
                 f"cameras.{self.camera.name}.max_age_ms"
             )
             self._fail(failure, "too_old")
-            lane_frame = self._lane_frame(frame, failure)
-            self._miss(lane_frame)
-            self._give(replace(lane_frame, failure_reason="too_old"), frame)
-        return True
+            self._give_missed(self._lane_frame(frame, None, failure, "too_old"), frame)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -308,42 +297,19 @@ class LanePipeline:
         if self._road is not None and self._last is not None:
             self._road.end(_at_present(self._last))
 
-    def _miss(self, lane_frame: LaneFrame) -> None:
-        if self._road is not None:
-            self._road.miss(lane_frame)
-
-    def detect(
-        self, frame: Frame, deadline: float | None = None, trace: FrameTrace | None = None
-    ) -> LaneFrame:
-        """Return the lanes of `frame`.
-
-        Args:
-            frame: the image.
-            deadline: `time.monotonic()` at which the request expires; None is never.
-            trace: of the frame; None where it is not traced.
-
-        Raises:
-            EdgeServerError: see `LaneModel.detect`.
-        """
-        request = None
-        if trace is not None:
-            request = self._tracer.of_frame(self.model, trace.begin("infer"))
-        detected = self._lane_model.detect(frame, deadline, request)
-        return replace(self._lane_frame(frame), **detected._asdict())
-
     def validate(self, deadline: float | None = None) -> None:
         """Run one grey frame through the model, so that the first real frame finds a warm model.
 
         Args:
-            deadline: see `detect`.
+            deadline: `time.monotonic()` at which the request expires; None is never.
 
         Raises:
             SettingsError: the camera's model is no lane model.
             Unavailable: the model is not loaded, or cannot respond now.
         """
         try:
-            image = self._lane_model.grey_image(live=self.camera.is_live)
-            self.detect(Frame.arrived(0, image), deadline)
+            image = self.lane_model.grey_image(live=self.camera.is_live)
+            self.lane_model.detect(Frame.arrived(0, image), deadline)
         except EdgeServerError as error:
             remedy = ""
             if isinstance(error, NotFound):
@@ -356,30 +322,53 @@ class LanePipeline:
                 f"cameras.{self.camera.name}.model: '{self.model}' gives no lanes: {error}{remedy}"
             ) from error
 
-    def _lane_frame(self, frame: Frame, failure: str = "") -> LaneFrame:
-        """Return what is known of `frame` before the model has responded, or without it."""
+    def _lane_frame(
+        self,
+        frame: Frame,
+        detected: Detected | None,
+        failure: str = "",
+        failure_reason: str = "model_failed",
+        *,
+        degraded: tuple[str, ...] = (),
+        trace: FrameTrace | None = None,
+    ) -> LaneFrame:
+        """Return what is known of `frame`, with what the model has found in it."""
         board = self._board()
+        if detected is None:
+            detected = Detected(self.model, "", StageLatency(), ())
+        width, height = frame.size
         return LaneFrame(
             camera=self.camera.name,
             frame_id=frame.id,
             dropped=self.camera.dropped + self.too_old_frames,
             capture_mono_ns=frame.capture_mono_ns,
             capture_epoch_ns=frame.capture_epoch_ns,
-            width=frame.size[0],
-            height=frame.size[1],
-            model_name=self.model,
+            width=width,
+            height=height,
+            model_name=detected.model_name,
+            model_version=detected.model_version,
+            latency_us=detected.latency_us,
+            lanes=detected.lanes,
             failure=failure,
+            failure_reason=failure_reason,
             max_age_ms=self._max_age_ms,
-            degraded=board.reasons,
+            degraded=(*board.reasons, *degraded),
             wall_clock=board.clock.value,
             clock=frame.clock,
             uncertainty_ns=frame.uncertainty_ns,
             calibration_id=frame.calibration_id,
+            trace=trace,
         )
 
     def _give(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         with self._giving:
             self._give_alone(lane_frame, frame)
+
+    def _give_missed(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        """Give a frame without lanes, which the road is not followed through."""
+        if self._road is not None:
+            self._road.miss(lane_frame if frame is not None else _at_present(lane_frame))
+        self._give(lane_frame, frame)
 
     def _give_alone(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         if self._muted:
@@ -405,7 +394,7 @@ class LanePipeline:
     def _report_silence(self, now: float) -> None:
         since = self._owing_since
         if since is None:
-            self._silence.end()
+            self._silence.reason = None
             return
         if not self._silence.is_due(since, since + LONGEST_AGE_S, now):
             return
@@ -424,10 +413,8 @@ class LanePipeline:
             return
         starts = status.state is CameraState.STARTING
         first = now + _REMINDER_PERIOD_S if starts else now
-        if self._absence.is_due(status, first, now):
-            lane_frame = self._without_lanes(status.text, status.reason)
-            self._miss(_at_present(lane_frame))
-            self._give(lane_frame, None)
+        if self._reminder.is_due(status, first, now):
+            self._give_missed(self._without_lanes(status.text, status.reason), None)
 
     def _without_lanes(self, failure: str, reason: str) -> LaneFrame:
         """Return what is known of the last frame that the listeners got, and why there is none."""
@@ -448,16 +435,6 @@ class LanePipeline:
             trace=None,
         )
 
-    def _note(self, failure: str, reason: str) -> None:
-        """Count a failed frame, and log where failures begin and end."""
-        self.failed_frames += bool(failure)
-        if failure:
-            self._fail(failure, reason)
-        elif self.failure:
-            # Without a number: where every other frame fails, the lines fold.
-            log.info("camera %s: lanes again", self.camera.name)
-            self.failure = ""
-
     def _fail(self, failure: str, reason: str) -> None:
         if not self.failure or reason != self.failure_reason:
             log.error("camera %s: no lanes from now on: %s", self.camera.name, failure)
@@ -466,15 +443,3 @@ class LanePipeline:
 
 def _at_present(lane_frame: LaneFrame) -> LaneFrame:
     return replace(lane_frame, capture_mono_ns=time.monotonic_ns(), capture_epoch_ns=time.time_ns())
-
-
-def _too_late(lane_frame: LaneFrame) -> str:
-    """Return why nobody may act upon new lanes; empty where they are not too old for that."""
-    now_ns = time.monotonic_ns()
-    if not lane_frame.is_expired(now_ns):
-        return ""
-    age_s = lane_frame.age_ns(now_ns) / 1e9
-    return (
-        f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of no use "
-        f"after {LONGEST_AGE_S} s; take a faster model, or fewer cameras for it"
-    )

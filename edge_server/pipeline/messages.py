@@ -33,8 +33,6 @@ class Judgement(NamedTuple):
     """What the lanes of a frame are worth at one moment.
 
     Attributes:
-        status: the name of a `FrameStatus`.
-        reasons: why it is not OK.
         age_us: since the capture.
     """
 
@@ -47,8 +45,6 @@ def judge(frame: LaneFrame, now_mono_ns: int, *, complete: bool) -> Judgement:
     """Return what `frame` is worth when it is sent.
 
     Args:
-        frame: the pipeline's result.
-        now_mono_ns: `time.monotonic_ns()` of the sending.
         complete: every lane of the frame is in the message.
     """
     age_us = max(0, frame.age_ns(now_mono_ns)) // 1000
@@ -79,10 +75,7 @@ def lane_frame_fields(
     no such numbers, and no vehicle may steer by them.
 
     Args:
-        frame: the pipeline's result.
-        identity: of this device.
         seq: count of this message, dropped ones included.
-        now_mono_ns: `time.monotonic_ns()` of the sending.
     """
     lanes = [lane for lane in frame.lanes if _finite(lane)]
     complete = len(lanes) == len(frame.lanes)
@@ -128,7 +121,6 @@ class LaneMessage:
     """The message of one frame for any number of readers; safe from any thread.
 
     Attributes:
-        frame: the pipeline's result.
         seq: count of this message, dropped ones included.
     """
 
@@ -157,37 +149,29 @@ class LaneMessage:
         return complete, lanes_pb2.LaneFrame(**fields).SerializeToString()
 
 
-def event_fields(event: Event, identity: Identity) -> dict[str, Any]:
-    """Return the fields of an `Event` message."""
-    measured = {
-        "frame_id": None if event.frame_id is None else event.frame_id % _UINT32,
-        "distance_to_line_m": _rounded(event.distance_to_line_m),
-        "time_to_line_s": _rounded(event.time_to_line_s),
-    }
-    return {
-        "schema": EVENT_SCHEMA,
-        "device": identity.device,
-        "boot_id": identity.boot_id,
-        "id": event.id,
-        "kind": f"EVENT_KIND_{event.kind.upper()}",
-        "phase": f"EVENT_PHASE_{event.phase.upper()}",
-        "begin_id": event.begin_id,
-        "camera": event.camera,
-        "model": as_utf8(event.model),
-        "model_version": as_utf8(event.model_version),
-        "cause": as_utf8(event.cause),
-        "text": as_utf8(event.text[:_LONGEST_REASON]),
-        "mono_ns": event.mono_ns,
-        "epoch_ns": event.epoch_ns,
-        "time": timestamp(event.epoch_ns),
-        "log": event.log,
-        **{name: value for name, value in measured.items() if value is not None},
-    }
-
-
 def event_message(event: Event, identity: Identity) -> events_pb2.Event:
     """Return the protobuf of `event`."""
-    return events_pb2.Event(**event_fields(event, identity))
+    return events_pb2.Event(
+        schema=EVENT_SCHEMA,
+        device=identity.device,
+        boot_id=identity.boot_id,
+        id=event.id,
+        kind=f"EVENT_KIND_{event.kind.upper()}",
+        phase=f"EVENT_PHASE_{event.phase.upper()}",
+        begin_id=event.begin_id,
+        camera=event.camera,
+        model=as_utf8(event.model),
+        model_version=as_utf8(event.model_version),
+        cause=as_utf8(event.cause),
+        text=as_utf8(event.text[:_LONGEST_REASON]),
+        mono_ns=event.mono_ns,
+        epoch_ns=event.epoch_ns,
+        time=timestamp(event.epoch_ns),
+        log=event.log,
+        frame_id=None if event.frame_id is None else event.frame_id % _UINT32,
+        distance_to_line_m=_rounded(event.distance_to_line_m),
+        time_to_line_s=_rounded(event.time_to_line_s),
+    )
 
 
 def calibration_message(calibration: Calibration) -> lane_service_pb2.Calibration:

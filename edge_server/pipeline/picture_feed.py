@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -67,7 +68,6 @@ class PictureFeed:
     Args:
         encode: returns the picture of a frame that is no wider than so many px.
         processors: how many there are; by default those that this process may use.
-        now_s: the monotonic clock.
         spent_s: what a picture takes is counted with it; on busy processors a picture takes longer
             by the clock, so fewer are made there.
     """
@@ -140,7 +140,8 @@ class PictureFeed:
             self.worker.wait(min(rest_s, _LOOK_S))
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self.worker.stopping, _LOOK_S)
+            with self.worker.allowing(math.inf):
+                self._changed.wait_for(lambda: self._waiting or self.worker.stopping)
             if not self._waiting:
                 return
             camera = next(iter(self._waiting))
@@ -179,11 +180,7 @@ class PictureFeed:
 
 class Viewer:
     """Somebody who looks at some cameras: gets the newest picture of each, and none before the last
-    one of that camera was acknowledged. Safe from any thread.
-
-    Args:
-        wake: see `PictureFeed.open`.
-    """
+    one of that camera was acknowledged. Safe from any thread."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._wake = wake

@@ -12,7 +12,7 @@ from edge_server.lanes.departure import DepartureWatch
 from edge_server.lanes.road_geometry import PitchDrift, PitchFilter, ego_of, road_of
 from edge_server.lanes.tracking import LaneTracker, Motion, with_markings
 from edge_server.lanes.types import Departure
-from edge_server.pipeline.event_log import Event
+from edge_server.pipeline.event_log import Event, LastingEvents
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.camera_model import CameraModel
     from edge_server.lanes.departure import DepartureChange, DepartureRule
-    from edge_server.lanes.types import LaneFrame, Side
-    from edge_server.pipeline.event_log import EventLog, EventPhase, Ticket
+    from edge_server.lanes.types import LaneFrame
+    from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
     from edge_server.pixels import Image
     from edge_server.settings.sections import EventKind
 
 # As `LaneLocator` begins its reasons.
 _CALIBRATION = "calibration_"
+_KINDS: tuple[EventKind, ...] = ("lane_departure", "lane_change", "degraded")
 _ENDINGS = {
     "returned": "the vehicle is back in its lane",
     "lane_changed": "the vehicle has changed its lane",
@@ -39,26 +40,17 @@ _ENDINGS = {
 
 class RoadEvents:
     """Puts the events of a camera's tracked lanes into the log, once when each begins and once when
-    it ends. For one thread; `update` returns at once.
-
-    Args:
-        log: gives the events their ids.
-        rule: of departure warnings; None gives none.
-    """
+    it ends. For one thread; `update` returns at once."""
 
     def __init__(self, log: EventLog, rule: DepartureRule | None) -> None:
-        self._log = log
+        self._lasting = LastingEvents(log)
         self._watch = None if rule is None else DepartureWatch(rule)
-        self._departure: Ticket | None = None
-        self._lane_change: tuple[Side, Ticket] | None = None
-        self._degraded: tuple[str, Ticket] | None = None
 
     def update(self, frame: LaneFrame, vehicle: VehicleState) -> None:
         """Put what begins or ends with `frame`.
 
         Args:
             frame: tracked; one with a `failure` ends nothing but what its lanes cannot carry on.
-            vehicle: at the capture.
         """
         if self._watch is not None:
             change = self._watch.update(
@@ -67,25 +59,22 @@ class RoadEvents:
             if change is not None:
                 self._put_departure(frame, change)
         if not frame.failure:
-            self._follow_lane_change(frame)
-            self._follow_degraded(frame)
+            side = "none" if frame.ego is None else frame.ego.lane_change
+            text = f"the vehicle crosses the {side} boundary of its lane"
+            cause = "" if side == "none" else side
+            self._follow(frame, "lane_change", cause, text, "the lane change has ended")
+            # Faults of the camera and of the device are events of their own.
+            of_road = (each for each in frame.degraded if each.startswith(_CALIBRATION))
+            fault, _, text = next(of_road, "").partition(": ")
+            self._follow(frame, "degraded", fault, text, "lanes are as they should be")
 
     def end(self, frame: LaneFrame) -> None:
-        """End what holds, as nobody follows the camera any more.
-
-        Args:
-            frame: the last one, at the present moment.
-        """
-        holding: tuple[tuple[EventKind, str, Ticket | None], ...] = (
-            ("lane_departure", "not_seen", self._departure),
-            ("lane_change", *(self._lane_change or ("", None))),
-            ("degraded", *(self._degraded or ("", None))),
-        )
-        for kind, cause, ticket in holding:
-            if ticket is not None:
-                text = "the camera is not followed any more"
-                self._log.put(self._event(frame, kind, "end", cause, text), ticket)
-        self._departure = self._lane_change = self._degraded = None
+        """End what holds, as nobody follows the camera any more."""
+        text = "the camera is not followed any more"
+        for kind in _KINDS:
+            for name, cause in self._lasting.names(kind).items():
+                why = "not_seen" if kind == "lane_departure" else cause
+                self._lasting.end(name, self._event(frame, kind, why, text))
 
     @property
     def departure(self) -> Departure | None:
@@ -101,67 +90,35 @@ class RoadEvents:
     def _put_departure(self, frame: LaneFrame, change: DepartureChange) -> None:
         near = f"{abs(change.distance_m):.2f} m"
         where = f"{near} beyond" if change.distance_m < 0 else f"{near} from"
-        begins = change.cause is None
         text = f"the vehicle leaves its lane: its wheels are {where} the {change.side} boundary"
-        event = self._event(
-            frame,
-            "lane_departure",
-            "begin" if begins else "end",
-            change.cause or change.side,
-            text if change.cause is None else _ENDINGS[change.cause],
+        event = replace(
+            self._event(
+                frame,
+                "lane_departure",
+                change.cause or change.side,
+                text if change.cause is None else _ENDINGS[change.cause],
+            ),
             distance_to_line_m=change.distance_m,
             time_to_line_s=change.time_to_line_s if math.isfinite(change.time_to_line_s) else None,
         )
-        ticket = self._log.put(event, None if begins else self._departure)
-        self._departure = ticket if begins else None
+        if change.cause is None:
+            self._lasting.begin("", event)
+        else:
+            self._lasting.end("", event)
 
-    def _follow_lane_change(self, frame: LaneFrame) -> None:
-        side: Side = "none" if frame.ego is None else frame.ego.lane_change
-        before = self._lane_change
-        if side == ("none" if before is None else before[0]):
-            return
-        if before is not None:
-            event = self._event(frame, "lane_change", "end", before[0], "the lane change has ended")
-            self._log.put(event, before[1])
-        self._lane_change = None
-        if side != "none":
-            text = f"the vehicle crosses the {side} boundary of its lane"
-            self._lane_change = (
-                side,
-                self._log.put(self._event(frame, "lane_change", "begin", side, text)),
-            )
-
-    def _follow_degraded(self, frame: LaneFrame) -> None:
-        # Faults of the camera and of the device are events of their own.
-        of_road = (each for each in frame.degraded if each.startswith(_CALIBRATION))
-        cause, _, text = next(of_road, "").partition(": ")
-        before = self._degraded
-        if cause == ("" if before is None else before[0]):
-            return
-        if before is not None:
-            event = self._event(frame, "degraded", "end", before[0], "lanes are as they should be")
-            self._log.put(event, before[1])
-        self._degraded = None
-        if cause:
-            self._degraded = (
-                cause,
-                self._log.put(self._event(frame, "degraded", "begin", cause, text)),
-            )
+    def _follow(self, frame: LaneFrame, kind: EventKind, cause: str, text: str, over: str) -> None:
+        """Put that the cause of before ends, and that `cause` begins; "" is none."""
+        before = self._lasting.names(kind).get("", "")
+        if cause != before:
+            self._lasting.end("", self._event(frame, kind, before, over))
+            if cause:
+                self._lasting.begin("", self._event(frame, kind, cause, text))
 
     @staticmethod
-    def _event(
-        frame: LaneFrame,
-        kind: EventKind,
-        phase: EventPhase,
-        cause: str,
-        text: str,
-        *,
-        distance_to_line_m: float | None = None,
-        time_to_line_s: float | None = None,
-    ) -> Event:
+    def _event(frame: LaneFrame, kind: EventKind, cause: str, text: str) -> Event:
         return Event(
             kind,
-            phase,
+            "instant",
             cause,
             text,
             frame.capture_mono_ns,
@@ -170,8 +127,6 @@ class RoadEvents:
             frame_id=frame.frame_id,
             model=frame.model_name,
             model_version=frame.model_version,
-            distance_to_line_m=distance_to_line_m,
-            time_to_line_s=time_to_line_s,
         )
 
 
@@ -194,12 +149,7 @@ class LaneLocator:
         self._drift = PitchDrift()
 
     def locate(self, lane_frame: LaneFrame, image: Image) -> LaneFrame:
-        """Return `lane_frame` with its lanes on the road, and what is painted there.
-
-        Args:
-            lane_frame: of `image`.
-            image: the frame, in the camera's own format.
-        """
+        """Return `lane_frame` with its lanes on the road, and what is painted there."""
         if lane_frame.failure:
             return lane_frame
         model = self._model_for(lane_frame.width, lane_frame.height)
@@ -253,14 +203,7 @@ def _degraded(lane_frame: LaneFrame, reason: str) -> LaneFrame:
 
 
 class RoadFollower:
-    """Follows the road through the frames of one camera, in their order, on one thread.
-
-    Args:
-        locator: puts lanes on the road.
-        vehicle: what the vehicle measures of its motion.
-        events: of this camera.
-        half_width_m: of the vehicle.
-    """
+    """Follows the road through the frames of one camera, in their order, on one thread."""
 
     def __init__(
         self,
@@ -283,10 +226,6 @@ class RoadFollower:
 
         A frame without lanes for a reason of its own changes nothing but the warnings that its
         absence ends.
-
-        Args:
-            lane_frame: as the model detected them.
-            image: the frame, in the camera's own format.
         """
         vehicle, trace = self._vehicle.at(lane_frame.capture_mono_ns), lane_frame.trace
         if not lane_frame.failure:

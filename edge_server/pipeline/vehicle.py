@@ -42,7 +42,6 @@ class VehicleState:
         mono_ns: CLOCK_MONOTONIC of the measurement.
         speed_mps: m/s, positive forward.
         yaw_rate_radps: rad/s, positive turns to the left.
-        indicator: of the turn signals.
     """
 
     mono_ns: int
@@ -56,7 +55,6 @@ def vehicle_state(request: pb.SetVehicleStateRequest, now_ns: int) -> VehicleSta
 
     Args:
         request: with `mono_ns` 0 it was measured now.
-        now_ns: `time.monotonic_ns()`.
 
     Raises:
         InvalidRequest: a number is not finite or no vehicle's, the indicator unknown, or the moment

@@ -34,8 +34,8 @@ class Channel(Generic[M]):
 
     Args:
         connection: owned by the caller, who closes it.
-        kind: the type of received messages, a union of tagged structs.
-        codec: encodes and decodes the messages: `msgspec.msgpack` or `msgspec.json`.
+        kind: the type of received messages.
+        codec: `msgspec.msgpack` or `msgspec.json`.
         timeout_s: how long `send` waits for the peer to read, and `receive` for the peer to send;
             None is for ever.
         longest_sent_bytes, longest_received_bytes: size limits of one message.
@@ -64,8 +64,8 @@ class Channel(Generic[M]):
         """Send a message.
 
         Raises:
-            ChannelClosed: the peer is gone, or did not read the message in time.
-            MessageTooLong: the message exceeds the limit and was not sent.
+            ChannelClosed: the peer is gone, or did not read in time.
+            MessageTooLong: it was not sent.
         """
         body = self._encoder.encode(message)
         if len(body) > self._longest_sent_bytes:
@@ -83,11 +83,7 @@ class Channel(Generic[M]):
             raise ChannelClosed(f"the peer is gone: {error}") from error
 
     def receive(self) -> list[M]:
-        """Wait for data; return the messages that the data completes, in order.
-
-        Raises:
-            ChannelClosed, NotUnderstood.
-        """
+        """Wait for data; return the messages that the data completes, in order."""
         try:
             chunk = self._connection.recv(CHUNK_BYTES)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Run a function in a process of its own, which may crash, hang, or be killed at any moment.
+"""Run a function in a new process, which may crash, hang, or be killed at any moment.
 
 The process ends with its parent, however the parent ends. Used by plan builds, by reading of
 untrusted plans, by doctor's probes, and for what runs in a framework's own Python.
@@ -116,12 +116,10 @@ def run_in_child(
     Args:
         function: as `package.module:name`.
         arguments: what msgspec encodes; the function gets plain JSON types.
-        timeout_s: the process is killed then.
         on_event: called on this thread with each event; the function then gets another first
             argument, which sends one, on any thread.
         watch: called about twice a second; what it raises ends the process and is raised here.
         on_output: called on this thread with what the process prints, before the call ends.
-        options: of the process.
         python: the interpreter; another than this one imports nothing that this one has but
             edge_server, so that `function` does without msgspec where that Python may lack it.
         env: variables beside those that the process inherits.
@@ -132,7 +130,6 @@ def run_in_child(
         ChildStopped: the process was asked to end.
         ChildFailed: the process crashed, or `function` raised anything else.
         GivenUp: see `require_wanted`.
-        OSError: `python` cannot be started.
     """
     call = {
         "function": function,
@@ -217,11 +214,8 @@ def another_python(main: str) -> str:
 
 
 def missing_modules(python: str, modules: Sequence[str], timeout_s: float = math.inf) -> list[str]:
-    """Return which of the modules `python` cannot import.
-
-    Raises:
-        OSError, ChildFailed: it is no Python that starts.
-    """
+    """Return which of the modules `python` cannot import; raise OSError or ChildFailed where it
+    is no Python that starts."""
     function = "edge_server.process.in_child:missing"
     found: list[str] = run_in_child(function, list(modules), python=python, timeout_s=timeout_s)
     return found
@@ -234,7 +228,7 @@ def _import_paths() -> list[str]:
 
 
 class Child(Generic[M]):
-    """A process in a session of its own, which ends with all its children when this process ends.
+    """A process in its own session, which ends with all its children when this process ends.
 
     It inherits its end of a connection, a lifeline, and a pipe for its standard output and error.
 
@@ -245,14 +239,10 @@ class Child(Generic[M]):
         inherited: further descriptors.
 
     Attributes:
-        channel: to the process. What ends the process counts, not the end of this: a forked process
-            may hold it open.
-        watched: called inside `receive` where its descriptor can be read; see `watch`. One for the
-            connection replaces the reading of messages.
+        channel: to the process, whose end counts, not that of the channel: a forked process may
+            hold it open.
+        watched: see `watch`; one for the connection replaces the reading of messages.
         last_output: the end of what the process has printed.
-
-    Raises:
-        OSError: the system cannot start another process.
     """
 
     def __init__(

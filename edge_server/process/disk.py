@@ -48,11 +48,7 @@ def stays(error: OSError, *, mounted: bool = True) -> bool:
 
 
 def open_regular(path: Path) -> int:
-    """Return the descriptor of a regular file for reading; wait for nobody, as a pipe would.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
+    """Return the descriptor of a regular file for reading, without waiting as a pipe would."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -170,12 +166,8 @@ def floor_bytes(directory: Path, reserve_bytes: int) -> int:
 
 
 def lock_file(path: Path) -> int:
-    """Create the file if it is missing, lock it, and return the descriptor that holds the lock.
-
-    Raises:
-        BlockingIOError: another process has locked it.
-        OSError: it cannot be created or locked.
-    """
+    """Create the file if it is missing, lock it, and return the descriptor that holds the lock;
+    raise BlockingIOError where another process has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -32,7 +32,7 @@ LENGTH_BYTES = 4
 def end_with_parent(lifeline: int) -> None:
     """Let the kernel kill this process's group when the last writing end of a pipe closes.
 
-    The kill works whatever code runs here, even where no Python thread gets the GIL.
+    The kill works even where no Python thread gets the GIL.
 
     Args:
         lifeline: reading end of the pipe, whose writing end only the parent has.

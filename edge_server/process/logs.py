@@ -49,10 +49,6 @@ class LineLimits(logging.Filter):
 
     The counts are logged once a window is over and the handler gets another line, or closes. Debug
     lines have no limits.
-
-    Args:
-        handler: writes the counts.
-        now_s: the monotonic clock.
     """
 
     def __init__(
@@ -169,7 +165,7 @@ ENDING = {
 
 
 def writes_to_journal() -> bool:
-    """Return whether stderr is the journal itself, and no file or pipe of whoever started this."""
+    """Return whether stderr is the journal itself, and no file or pipe."""
     try:
         status = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):
@@ -254,12 +250,8 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Which records are logged, and the format of their time.
-
-    Attributes:
-        verbose_level: 1 and more adds debug records.
-        iso8601: date and time in UTC.
-    """
+    """Which records are logged, debug ones from `verbose_level` 1 on, and the format of their
+    time."""
 
     info: bool = True
     warning: bool = True
@@ -386,11 +378,8 @@ def logs_fields() -> bool:
 
 
 def check_log_file(path: str) -> None:
-    """Return if the log can be appended to `path`; changes nothing.
-
-    Raises:
-        SettingsError: it cannot, and will not be; Unavailable if it may be later.
-    """
+    """Raise SettingsError where the log cannot be appended to `path`, Unavailable where it may be
+    later; nothing is changed."""
     try:
         # O_NONBLOCK: the open of a pipe must not wait for its reader.
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))

@@ -29,7 +29,7 @@ _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s&;,\"'/?]+")
 _LONG = 4096
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
-# One table for the process, as the root logger is one: whoever writes a text need not know who
+# One table for the process, as the root logger is one: the writer of a text need not know who
 # holds a secret. Longest first, as a secret may begin with another; replaced, never changed.
 _patterns: tuple[tuple[str, re.Pattern[str]], ...] = ()
 

@@ -53,7 +53,7 @@ def require_wanted() -> None:
 
 
 def start_thread(name: str, work: Callable[[], object]) -> bool:
-    """Start `work` on a daemon thread of its own; return False if the system refuses a thread."""
+    """Start `work` on a new daemon thread; return False if the system refuses a thread."""
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
     except RuntimeError:
@@ -62,13 +62,13 @@ def start_thread(name: str, work: Callable[[], object]) -> bool:
 
 
 def start_future(name: str, work: Callable[[], R]) -> Future[R] | None:
-    """Start `work` on a daemon thread of its own; None if the system refuses a thread."""
+    """Start `work` on a new daemon thread; None if the system refuses a thread."""
     future: Future[R] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             future.set_exception(error)
 
     return future if start_thread(name, run) else None
@@ -130,18 +130,16 @@ def run_with_timeout(
     *,
     late: Callable[[], None],
 ) -> T:
-    """Run `work` on a thread of its own; return its result or raise its exception.
+    """Run `work` on a new thread; return its result or raise its exception.
 
     Args:
-        name: the name of the thread.
         work: receives a function to call at each sign of progress, which raises `GivenUp` once
             this call has ended.
         timeout_s: the longest time between two signs of progress, in seconds.
         late: called on that thread if the work ends after the timeout.
 
     Raises:
-        Hangs: the work made no progress in time. A thread cannot be ended, so the work keeps
-            running with all resources that it holds.
+        Hangs: the work made no progress in time. It keeps running with all that it holds.
         GivenUp: see `require_wanted`; likewise.
         ModelLoadError: the system refuses a thread.
     """

@@ -207,7 +207,8 @@ class ModelStore:
         signatures: checks every model when it is copied, and again at every start.
         boot: distinguishes one start of the board from another; empty uses the kernel's boot ID.
         repositories: the repositories whose models the store keeps. For other repositories than
-            the last ones, the store starts without models. Empty means the last ones.
+            the last ones, the store starts without models; the state of the last ones is kept until
+            the store is opened for them again, or the space is needed. Empty means the last ones.
     """
 
     def __init__(
@@ -248,10 +249,18 @@ class ModelStore:
         self._state = self._file.read()
         # Not resolved: a repository that is a link stays the same when its target changes.
         paths = tuple(sorted({os.path.abspath(path) for path in repositories}))  # noqa: PTH100
-        before = self._state
-        recovered = before.recovered(self._copies.keys, self._boot).followed(paths)
-        if before.models and not recovered.models:
-            log.warning("model store %s: none of its models is used any more", directory)
+        before = self._state.repositories
+        recovered = self._state.recovered(self._copies.keys, self._boot).followed(paths)
+        if before and recovered.repositories != before:
+            log.warning(
+                "model store %s: was last used for %s, now for %s: the models and the quarantine "
+                "of those are not used, but kept until they are followed again; of these %d models "
+                "are known",
+                directory,
+                ", ".join(before),
+                ", ".join(paths),
+                len(recovered.models),
+            )
         self._note(lambda _: recovered)
         self._tidy()
         self.release_noted()

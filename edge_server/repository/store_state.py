@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import stat
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ MOST_KEPT = 3
 # reasons, often while an engine is cranked, but not again and again.
 MOST_CRASHES = 2
 MOST_RESETS = 5
+# Earlier sets of repositories that a store remembers.
+MOST_SETS = 8
 _LONGEST_REASON = 1000
 FORMAT = 1
 _LOCK = "lock"
@@ -76,6 +79,7 @@ class StoreState(msgspec.Struct, frozen=True):
         quarantined_as: digest → the name of the model that had this content.
         deaths: digest → the deaths during its loads since the last successful load.
         repositories: the repositories of these models, sorted; empty if not known yet.
+        elsewhere: the states for other sets of repositories, the last used first.
     """
 
     models: dict[str, tuple[KeptCopy, ...]] = {}
@@ -85,25 +89,39 @@ class StoreState(msgspec.Struct, frozen=True):
     turn: int = 0
     quarantined_as: dict[str, str] = {}
     repositories: tuple[str, ...] = ()
+    elsewhere: tuple[StoreState, ...] = ()
 
     @property
     def kept(self) -> list[KeptCopy]:
-        """All copies that served."""
-        return [kept for history in self.models.values() for kept in history]
+        """All copies that served, including those of other repositories."""
+        here = [kept for history in self.models.values() for kept in history]
+        return [*here, *(kept for other in self.elsewhere for kept in other.kept)]
 
     @property
     def spare(self) -> list[KeptCopy]:
-        """The copies that may be dropped for space, oldest first: all but the last known good."""
-        serves = {history[0].key for history in self.models.values()}
-        older = (kept for kept in self.kept if kept.key not in serves)
-        return sorted(older, key=attrgetter("turn"))
+        """The copies that may be dropped for space, in that order: all but the last known good
+        copies of these repositories."""
+        elsewhere = [history for other in self.elsewhere for history in other.models.values()]
+        here = list(self.models.values())
+        older = (
+            sorted((kept for history in each for kept in history[1:]), key=attrgetter("turn"))
+            for each in (elsewhere, here)
+        )
+        last = sorted((history[0] for history in elsewhere), key=attrgetter("turn"))
+        serves = {history[0].key for history in here}
+        return [kept for kept in (*chain(*older), *last) if kept.key not in serves]
 
     def followed(self, repositories: tuple[str, ...]) -> StoreState:
-        """Return the state for these repositories: without the models of others."""
+        """Return the state for these repositories, with the other states kept in `elsewhere`."""
         if repositories in ((), self.repositories):
             return self
-        models = {} if self.repositories else self.models
-        return replace(self, repositories=repositories, models=models)
+        if not self.repositories:
+            return replace(self, repositories=repositories)
+        others = {other.repositories: other for other in self.elsewhere}
+        known = others.pop(repositories, StoreState(repositories=repositories))
+        left = (replace(self.stopped(), elsewhere=()), *others.values())
+        turn = max(each.turn for each in (*left, known))
+        return replace(known, turn=turn, elsewhere=left[:MOST_SETS])
 
     def committed(self, name: str, copy: KeptCopy) -> StoreState:
         """Return the state in which `copy` is the last known good copy of `name`."""
@@ -117,7 +135,11 @@ class StoreState(msgspec.Struct, frozen=True):
             name: tuple(kept for kept in history if kept.key not in keys)
             for name, history in self.models.items()
         }
-        return replace(self, models={name: history for name, history in models.items() if history})
+        return replace(
+            self,
+            models={name: history for name, history in models.items() if history},
+            elsewhere=tuple(other.without(keys) for other in self.elsewhere),
+        )
 
     def forgotten(self, name: str) -> StoreState:
         return replace(self, models={n: h for n, h in self.models.items() if n != name})
@@ -141,10 +163,11 @@ class StoreState(msgspec.Struct, frozen=True):
     def recovered(self, there: Collection[str], boot: str) -> StoreState:
         """Return the state after the last process has ended, and log what has become of it.
         Args: there: the keys of the copies that the store holds."""
-        gone = {kept.key: name for name, history in self.models.items() for kept in history}
-        for key in gone.keys() - there:
-            log.warning("model %s: its copy %s is gone", gone[key], key)
-        state = self.without(gone.keys() - there).interrupted(boot)
+        for name, history in self.models.items():
+            for kept in history:
+                if kept.key not in there:
+                    log.warning("model %s: its copy %s is gone", name, kept.key)
+        state = self.without({kept.key for kept in self.kept} - {*there}).interrupted(boot)
         for name, load in self.loading.items():
             log.warning("model %s: the process died while it was loaded (%s)", name, load.digest)
             if load.digest in state.quarantined:

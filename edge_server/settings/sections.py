@@ -236,8 +236,8 @@ class EventsSection(Section, frozen=True):
     """`[events]`: events with their ids, kept for those who may not miss one.
 
     Attributes:
-        file: SQLite. None is `events.db` in systemd's state directory; without systemd, events are
-            kept in memory alone, and their ids begin at 1 with every start.
+        file: lines of JSON. None is `events.jsonl` in systemd's state directory; without systemd,
+            events are kept in memory alone, and their ids begin at 1 with every start.
         kept: number of events; the oldest are forgotten.
     """
 

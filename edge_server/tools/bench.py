@@ -242,39 +242,35 @@ class ModelVariant:
     delay_us: int | None = None
     backend: str | None = None
 
-    def snippet(self, base: Any) -> str:
-        """Return what to write into the config.pbtxt that gives `base`."""
-        lines = []
-        kind = base.instance_group[0].kind if base.instance_group else 0
-        if self.backend not in (None, base.backend):
-            lines.append(f'backend: "{self.backend}"')
-            kind = 0  # devices are chosen anew
-            if self.backend == "tensorrt":
-                lines.append('parameters { key: "auto_build" value { string_value: "true" } }')
-        if self.instances is not None:
-            kind_text = f"kind: {pb.ModelInstanceGroup.Kind.Name(kind)} " if kind else ""
-            lines.append(f"instance_group [ {{ {kind_text}count: {self.instances} }} ]")
-        if self.delay_us is not None:
-            delay = f"max_queue_delay_microseconds: {self.delay_us}"
-            lines.append(f"dynamic_batching {{ {delay} }}")
-        return "\n".join(lines)
-
     def apply(self, base: Any) -> Any:
         """Return the configuration `base` with these settings."""
         changed = pb.ModelConfig()
         changed.CopyFrom(base)
-        if self.instances is not None:
-            changed.ClearField("instance_group")
         if self.backend not in (None, base.backend):
-            # Names of files and accelerators are those of the other backend.
-            for name in ("platform", "default_model_filename", "optimization"):
+            # Names of files, accelerators and devices are those of the other backend.
+            for name in ("platform", "default_model_filename", "optimization", "instance_group"):
                 changed.ClearField(name)
-        text_format.Merge(self.snippet(base), changed)
-        if self.instances is not None and changed.backend == base.backend and base.instance_group:
+            changed.backend = self.backend
+            if self.backend == "tensorrt":
+                changed.parameters["auto_build"].string_value = "true"
+        if self.instances is not None:
             # Devices stay.
-            changed.instance_group[0].CopyFrom(base.instance_group[0])
-            changed.instance_group[0].count = self.instances
+            del changed.instance_group[1:]
+            group = next(iter(changed.instance_group), None) or changed.instance_group.add()
+            group.count = self.instances
+        if self.delay_us is not None:
+            changed.dynamic_batching.max_queue_delay_microseconds = self.delay_us
         return changed
+
+    def snippet(self, base: Any) -> str:
+        """Return what config.pbtxt has in place of the same fields of `base`, in one line."""
+        changed = self.apply(base)
+        for field, value in changed.ListFields():
+            if value == getattr(base, field.name):
+                changed.ClearField(field.name)
+        for group in changed.instance_group:
+            group.ClearField("name")
+        return text_format.MessageToString(changed, as_one_line=True).strip()
 
 
 def variants(

@@ -272,7 +272,7 @@ def estimate(arguments: argparse.Namespace) -> Iterator[str]:
         roll = tables.mounting.roll_deg if tables.mounting is not None else 0.0
     estimator: MountingEstimator | None = None
     calibrated = tables.lens.lens()
-    source = lanes_in(arguments.source, arguments.model_repository, arguments.model)
+    source = lanes_in(arguments.uri, arguments.model_repository, arguments.model)
     with closing(source):
         for image, lanes in source:
             if estimator is None:
@@ -347,20 +347,20 @@ def show(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def lanes_in(
-    uri: str, repositories: Sequence[str] | None, model: str
+    uri: str, repositories: Sequence[Path], model: str
 ) -> Generator[tuple[NDArray[np.uint8], Sequence[Lane]], None, None]:
     """Yield each image of `uri` with its lanes, px.
 
     Args:
         uri: see `open_source`.
-        repositories: paths of the models; None or empty are the shipped ones.
+        repositories: paths of the models; without any, the shipped ones.
         model: the name of the lane model.
 
     Raises:
         SourceError: the source gives no images.
         SettingsError, ModelConfigError, Unavailable: there is no such lane model.
     """
-    paths = tuple(repositories or (str(shipped_models()),))
+    paths = tuple(map(str, repositories or (shipped_models(),)))
     registry, scheduling, devices = ModelRegistry(), chosen_scheduling(Serving()), Devices()
     control = chosen_control(registry, scheduling, devices, Repository(paths=paths))
     try:
@@ -369,7 +369,7 @@ def lanes_in(
         pipeline = LanePipeline(Camera("calibrate", uri), DataPlane(registry), model, ())
         pipeline.validate()
         for frame in frames_of_source(uri):
-            yield bgr_of(frame.image), pipeline.detect(frame).lanes
+            yield bgr_of(frame.image), pipeline.lane_model.detect(frame).lanes
     finally:
         control.close(_CLOSE_S)
         scheduling.close()
@@ -379,13 +379,13 @@ def lanes_in(
 def _frame_with_lanes(arguments: argparse.Namespace) -> tuple[NDArray[np.uint8], Sequence[Lane]]:
     frames: Iterator[tuple[NDArray[np.uint8], Sequence[Lane]]]
     if arguments.lanes:
-        frames = lanes_in(arguments.source, arguments.model_repository, arguments.model)
+        frames = lanes_in(arguments.uri, arguments.model_repository, arguments.model)
     else:
-        frames = ((image, ()) for image in frames_of(arguments.source))
+        frames = ((image, ()) for image in frames_of(arguments.uri))
     for number, (image, lanes) in enumerate(frames):
         if number == arguments.frame:
             return image, lanes
-    label = parse_source_uri(arguments.source).label
+    label = parse_source_uri(arguments.uri).label
     raise SourceError(f"{label}: has no frame {arguments.frame}")
 
 

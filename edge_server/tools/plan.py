@@ -55,6 +55,7 @@ from edge_server.model_config.parse import read_model_config
 from edge_server.process.disk import state_directory
 from edge_server.repository.scan import Repositories, files_in
 from edge_server.requests import InferRequest
+from edge_server.settings import read_settings
 from edge_server.tensors import Tensor, as_floats, shape_text
 
 if TYPE_CHECKING:
@@ -129,6 +130,28 @@ def find_target(model: str, repositories: Sequence[Path], version: int | None = 
         config,
         chosen,
     )
+
+
+def target_of(arguments: argparse.Namespace) -> Target:
+    repositories = arguments.model_repository
+    if not repositories:
+        repositories = map(Path, read_settings(arguments.config, {}).repository.paths)
+    return find_target(arguments.model, list(repositories), arguments.version)
+
+
+def build_plan(arguments: argparse.Namespace) -> None:
+    build_for_people(target_of(arguments), arguments)
+
+
+def inspect_plan(arguments: argparse.Namespace) -> Iterator[str]:
+    return inspect(target_of(arguments), layers=arguments.layers, as_json=arguments.json)
+
+
+def verify_plan(arguments: argparse.Namespace) -> int:
+    """Print how far a plan is off; return the exit code."""
+    found = verify(target_of(arguments), arguments.tolerance, arguments.samples)
+    print("\n".join(found.lines))
+    return 0 if found.agrees else 1
 
 
 def require_onnx(target: Target) -> None:

@@ -13,7 +13,6 @@ import argparse
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from debian_package.targets import Target
-
-_WITHOUT_PYCUDA = (
-    "build_deb: {name} without pycuda: this package runs models on the CPU only;"
-    " scripts/build_pycuda_wheel {name} compiles what is missing"
-)
 
 _COMPRESSIONS = {
     # dpkg of Ubuntu 22.04 and Debian 12 read it; a board unpacks it in a fraction of xz's time.
@@ -91,8 +85,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(target_named(name).lock)
         return
     target = target_named(options.target or "here")
-    if target.uses_gpu and not list(target.own_wheels.glob("pycuda-*.whl")):
-        print(_WITHOUT_PYCUDA.format(name=target.name), file=sys.stderr)
     deb = build_package(target, options.out, options.revision, options.compression, _epoch_s())
     print(deb)
 

@@ -47,18 +47,6 @@ def bill_of_materials(target: Target, root: Path, version: str) -> str:
                 "hashes": [{"alg": "SHA-256", "content": sha256(path)}],
             }
         )
-    for wheel in sorted(target.own_wheels.glob("*.whl")):
-        name, compiled = wheel.name.split("-")[:2]
-        bill["components"].append(
-            {
-                "type": "library",
-                "bom-ref": wheel.name,
-                "name": name,
-                "version": compiled,
-                "purl": f"pkg:pypi/{name}@{compiled}",
-                "hashes": [{"alg": "SHA-256", "content": sha256(wheel)}],
-            }
-        )
     for wanted in target.depends:
         bill["components"].append(
             {"type": "library", "bom-ref": wanted, "name": wanted, "scope": "required"}

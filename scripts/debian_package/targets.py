@@ -17,15 +17,11 @@ _RECORDER = ("mcap>=1.3,<2", "foxglove-schemas-protobuf>=0.3,<1")
 # Spans for a collector; imported where the settings turn them on.
 _TRACING = ("opentelemetry-sdk>=1.45,<2", "opentelemetry-exporter-otlp-proto-http>=1.45,<2")
 
-# pycuda itself is source only: scripts/build_pycuda_wheel compiles it.
-PYCUDA_NEEDS = ("mako", "platformdirs>=2.2", "pytools>=2011.2")
-
 _JETSON = {
     # cv2 of apt is compiled for NumPy 1, and a library for NumPy 2 runs on it too.
     "requirements": (
         "onnxruntime>=1.20,<2",
         "numpy>=1.26,<2",
-        *PYCUDA_NEEDS,
         *_RECORDER,
         *_TRACING,
     ),
@@ -75,16 +71,6 @@ class Target:
     @property
     def lock(self) -> Path:
         return LOCKS / f"{self.name}.txt"
-
-    @property
-    def own_wheels(self) -> Path:
-        """Where wheels lie that were compiled here, of what is published as source only."""
-        return Path(__file__).parents[2] / "dist/wheels" / self.name
-
-    @property
-    def uses_gpu(self) -> bool:
-        """Whether the package is for a board, whose GPU pycuda speaks to."""
-        return self.architecture == "arm64"
 
     @property
     def machine(self) -> str:

@@ -84,10 +84,8 @@ def install_wheels(target: Target, site: Path) -> None:
         raise SystemExit(f"build_deb: {target.lock} is missing; --update-locks writes it")
     into = ("--target", str(site), "--link-mode", "copy", "--no-deps", *_fits(target))
     _uv("pip", "install", "--quiet", "--require-hashes", *into, "-r", str(target.lock))
-    compiled = sorted(target.own_wheels.glob("*.whl"))
     with tempfile.TemporaryDirectory() as folder:
-        wheels = (_own_wheel(Path(folder)), *compiled)
-        _uv("pip", "install", "--quiet", *into, *map(str, wheels))
+        _uv("pip", "install", "--quiet", *into, str(_own_wheel(Path(folder))))
     for path in sorted(site.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             converts = path.parent == site / "onnxruntime" and path.name in _CONVERTERS

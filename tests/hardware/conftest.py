@@ -2,8 +2,7 @@
 
     python -m pytest -m hardware tests/hardware
 
-Only numpy, OpenCV, msgspec, tritonclient, pytest and pytest-timeout are needed beside driver and
-pycuda.
+Only numpy, OpenCV, msgspec, tritonclient, pytest and pytest-timeout are needed beside the driver.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ board.
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ from edge_server.gpu.preprocess_kernel import (
     FrameAddress,
     FrameLayout,
     FramePreprocess,
-    PreprocessArgs,
     kernel_image,
 )
 from edge_server.gpu.stream import Module, Stream
@@ -169,7 +167,7 @@ def run(
         stream.to_device(memory, frame.bytes)
     out = DeviceMemory(device, like.nbytes)
     launch = geometry.launch([frame.at(memory.pointer)], out.pointer)
-    kernel = module.kernel(launch.kernel, f"{ctypes.sizeof(PreprocessArgs)}s")
+    kernel = module.kernel(launch.kernel)
     stream.launch(kernel, launch.grid, launch.block, launch.args)
     made = np.empty_like(like)
     stream.to_host(made, out)

@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.errors import Unavailable
 from edge_server.gpu.memory import BufferPool, DeviceMemory, pinned_array
-from edge_server.gpu.stream import Stream, record_graph
+from edge_server.gpu.stream import Graph, Stream
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
@@ -119,7 +119,7 @@ try:
         module = Module(device, kernel_image(device.compute_capability, device.driver_version))
         layout = FrameLayout.packed(PixelFormat.BGR, 640, 480)
         made = FramePreprocess(layout, 320, 240, scale=1.0).launch([FrameAddress(0x10000)], 0x20000)
-        kernel = module.kernel(made.kernel, f"{len(made.args)}s")
+        kernel = module.kernel(made.kernel)
         stream.launch(kernel, made.grid, made.block, made.args)
     stream.synchronize()
 except DeviceLost as error:
@@ -141,12 +141,11 @@ def test_a_kernel_that_writes_where_nothing_is_loses_the_device(device: Device) 
 
 
 def test_a_graph_does_again_what_was_recorded(device: Device) -> None:
-    pytest.importorskip("cuda.bindings")
     stream = Stream(device)
     memory = DeviceMemory(device, MIB)
     back = np.empty(MIB, np.uint8)
     stream.fill(memory, 1)
-    graph = record_graph(stream, lambda: stream.fill(memory, 7))
+    graph = Graph(stream, lambda: stream.fill(memory, 7))
     stream.to_host(back, memory)
     stream.synchronize()
     assert (back == 1).all()

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.deliveries import CONFIG, push
 
-from edge_server.cli.model_actions import faults_of
 from edge_server.cli.model_push import pull
+from edge_server.cli.models import faults_of
 from edge_server.repository.content import take_inventory
 from edge_server.repository.manifest import ABOUT_CONTENT, SigningKey, make_keys
 from edge_server.repository.manifest import NAME as MANIFEST

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import re
 import signal
@@ -18,18 +17,18 @@ from onnx import TensorProto, helper
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
-from edge_server.errors import Cancelled, EdgeServerError, Unavailable
+from edge_server.errors import EdgeServerError
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories
-from edge_server.requests import InferRequest, InferResponse, ResponseCallback
+from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from support.daemon_process import Process
@@ -204,38 +203,6 @@ def test_what_comes_while_the_model_runs_runs_together(
     assert set(answers.values()) == {8}
 
 
-def test_a_full_line_is_said_at_once(gated: Callable[..., tuple[Process, Asking]]) -> None:
-    _, asking = gated("default_queue_policy { max_queue_size: 2 }")
-    asking.occupy()
-    for number in range(5):
-        asking.ask(f"short {number}", NO_TIME)
-    # The refusals overtake the run that is under way.
-    for _ in range(3):
-        name, error = asking.next()
-        assert isinstance(error, InferenceServerException)
-        assert error.status() == "StatusCode.UNAVAILABLE"
-        assert error.message() == f"[request id: {name}] Exceeds maximum queue size"
-    asking.let_go()
-    assert sorted(str(asking.next()[1]) for _ in range(3)) == ["1", "2", "2"]
-
-
-def test_a_time_limit_is_kept_in_tritons_words(
-    gated: Callable[..., tuple[Process, Asking]],
-) -> None:
-    _, asking = gated("default_queue_policy { default_timeout_microseconds: 200000 }")
-    asking.occupy()
-    asking.ask("short", NO_TIME)
-    name, error = asking.next()
-    assert name == "short"
-    assert isinstance(error, InferenceServerException)
-    assert (error.status(), error.message()) == (
-        "StatusCode.UNAVAILABLE",
-        "Request timeout expired",
-    )
-    asking.let_go()
-    assert asking.next() == ("long", 1)
-
-
 def test_sigterm_lets_those_in_the_line_run(gated: Callable[..., tuple[Process, Asking]]) -> None:
     process, asking = gated()
     asking.occupy()
@@ -273,109 +240,12 @@ def test_sigterm_ends_the_daemon_even_while_a_batch_hangs(
     assert all(isinstance(asking.next()[1], InferenceServerException) for _ in range(asked))
 
 
-class Caller:
-    cancelled = False
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None: ...
-
-
-class InProcess:
-    """The loader and the data plane over the same repository, without a transport."""
-
-    def __init__(self, repository: Path) -> None:
-        self.registry = ModelRegistry()
-        assert (
-            RepositoryLoader(
-                ModelLifecycle(ModelTable(self.registry)), Repositories([repository])
-            ).load_all()
-            == []
-        )
-        self._data_plane = DataPlane(self.registry)
-        self.answered: queue.Queue[tuple[str, ResponseCallback]] = queue.Queue()
-        self.loaded = self.registry.snapshot.find("counting")
-
-    def ask(self, name: str, value: int, **fields: object) -> None:
-        tensor = Tensor(np.array([[value]], np.int64))
-        request = InferRequest("counting", {"times": tensor}, id=name, **fields)  # type: ignore[arg-type]
-        self._data_plane.submit(request, lambda answer, final: self.answered.put((name, answer)))
-
-    def occupy(self) -> None:
-        """Returns when a long run is under way."""
-        self.ask("long", LONG)
-        wait_until(lambda: self.loaded.scheduler.running_since() < math.inf)
-
-    def answers(self, count: int) -> list[tuple[str, ResponseCallback]]:
-        return [self.answered.get(timeout=TIMEOUT_S) for _ in range(count)]
-
-
-@pytest.fixture
-def in_process(tmp_path: Path) -> Iterator[Callable[[str], InProcess]]:
-    made: list[InProcess] = []
-
-    def make(batching: str) -> InProcess:
-        write_model(tmp_path / "models", batching)
-        made.append(InProcess(tmp_path / "models"))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.registry.clear()
-
-
-def test_batches_are_counted_as_one_execution(in_process: Callable[[str], InProcess]) -> None:
-    server = in_process("")
-    server.occupy()
-    for number in range(8):
-        server.ask(str(number), NO_TIME)
-    server.answers(9)
-    counts = server.loaded.statistics.counts()
-    assert (counts.execution_count, counts.inference_count) == (2, 9)
-    assert sorted(counts.batches) == [1, 8]
-
-
-def test_a_higher_priority_overtakes_the_line(in_process: Callable[[str], InProcess]) -> None:
-    server = in_process("priority_levels: 2 default_priority_level: 2 preferred_batch_size: 1")
-    server.occupy()
-    for name, priority in (("a", 2), ("b", 0), ("first", 1)):
-        server.ask(name, NO_TIME, priority=priority)
-    assert [name for name, _ in server.answers(4)] == ["long", "first", "a", "b"]
-
-
-def test_a_request_may_ask_for_less_time_than_the_model_allows(
-    in_process: Callable[[str], InProcess],
-) -> None:
-    server = in_process(
-        "default_queue_policy { default_timeout_microseconds: 60000000 "
-        "allow_timeout_override: true }"
-    )
-    server.occupy()
-    server.ask("patient", NO_TIME)
-    server.ask("hasty", NO_TIME, timeout_us=1)
-    answers = dict(server.answers(3))
-    assert isinstance(answers["patient"], InferResponse)
-    assert isinstance(answers["hasty"], Unavailable)
-    assert str(answers["hasty"]) == "Request timeout expired"
-
-
-def test_who_has_gone_does_not_run(in_process: Callable[[str], InProcess]) -> None:
-    server = in_process("")
-    server.occupy()
-    caller = Caller()
-    server.ask("gone", NO_TIME, cancellation=caller)
-    server.ask("stays", NO_TIME)
-    caller.cancelled = True
-    answers = dict(server.answers(3))
-    assert isinstance(answers["gone"], Cancelled)
-    stays = answers["stays"]
-    assert isinstance(stays, InferResponse)
-    assert stays.outputs["rows"].array.tolist() == [[1]]
-
-
-def test_under_a_crowd_every_client_gets_its_own_answer(
-    in_process: Callable[[str], InProcess],
-) -> None:
-    server = in_process("max_queue_delay_microseconds: 500")
-    data_plane = DataPlane(server.registry)
+def test_under_a_crowd_every_client_gets_its_own_answer(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "max_queue_delay_microseconds: 500")
+    registry = ModelRegistry()
+    lifecycle = ModelLifecycle(ModelTable(registry))
+    assert RepositoryLoader(lifecycle, Repositories([tmp_path / "models"])).load_all() == []
+    data_plane = DataPlane(registry)
     failed: list[EdgeServerError] = []
 
     def ask_all() -> None:
@@ -396,6 +266,7 @@ def test_under_a_crowd_every_client_gets_its_own_answer(
     for thread in threads:
         thread.join(TIMEOUT_S)
     assert failed == []
-    counts = server.loaded.statistics.counts()
+    counts = registry.snapshot.find("counting").statistics.counts()
     assert counts.inference_count == 6 * 20 * 6
     assert counts.execution_count < counts.success.count
+    registry.clear()

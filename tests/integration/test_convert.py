@@ -202,7 +202,7 @@ def test_the_printed_command_lines_do_the_same(
         (["{net}", "--int8", "--fp16"], "give one of the two"),
         (["{net}", "--to", "graphdef"], "an ONNX file is not converted to that"),
         (["{folder}/bad.onnx"], "is no valid ONNX file"),
-        (["{folder}/net.keras"], "tensorflow, tf2onnx: not installed here; --isolated makes"),
+        (["{folder}/net.keras"], "tensorflow, tf2onnx: not installed here; --python FILE names"),
         (["{folder}/net.plan"], "belongs to one GPU"),
         (["{net}", "--compare", "{folder}/wrong.npz"], "has no array for input images"),
         (["{net}", "--compare", "{folder}/wide.npy"], "has shape (1, 3, 24, 33)"),

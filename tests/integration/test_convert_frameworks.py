@@ -1,8 +1,7 @@
 """Models of the real frameworks are converted, served, and converted on.
 
-Each framework has the environment that `convert --isolated` makes for it, below the user's cache
-(gigabytes; made once). EDGE_FRAMEWORK_PYTHONS names interpreters that have them already, with `:`
-between.
+Each framework has an environment of its own below the user's cache (gigabytes; made once).
+EDGE_FRAMEWORK_PYTHONS names interpreters that have them already, with `:` between.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import tritonclient.grpc as triton
 from support.waiting import wait_until
 
 from edge_server.cli.main import run_command
+from edge_server.process.disk import cache_directory
 from edge_server.tools.convert.formats import (
+    OPENVINO,
     PADDLE,
     TENSORFLOW,
     TORCH,
     FrameworkPackages,
-    environments_directory,
     lacks,
-    make_environment,
 )
 
 if TYPE_CHECKING:
@@ -101,7 +100,18 @@ paddle.jit.save(net, sys.argv[1] + "/paddle/inference", input_spec=spec)
 def python_with(framework: FrameworkPackages) -> Path:
     given = [Path(p) for p in os.environ.get("EDGE_FRAMEWORK_PYTHONS", "").split(":") if p]
     found = next((python for python in given if not lacks(python, framework.modules)), None)
-    return found or make_environment(framework, environments_directory(), print)
+    return found or environment_of(framework)
+
+
+def environment_of(framework: FrameworkPackages) -> Path:
+    home = cache_directory() / "frameworks" / framework.name
+    python, whole = home / "bin/python", home / "whole"
+    if not whole.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+        for line in framework.requirements:
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *line], check=True)
+        whole.touch()
+    return python
 
 
 def make(framework: FrameworkPackages, script: str, folder: Path) -> Path:
@@ -245,18 +255,13 @@ def test_paddle_becomes_onnx_without_installing_anything(tmp_path: Path, reposit
 
 
 def test_openvino_in_an_environment_of_its_own(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path,
 ) -> None:
-    """What --isolated makes is used again, and one that was left half made is made anew."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = ROOT / "models" / "laneDetect_model"
-    how = ("--to", "openvino", "--isolated")
+    how = ("--to", "openvino", "--python", str(python_with(OPENVINO)))
     assert convert(source, repository / "net", *how) == 0
     assert (repository / "net" / "1" / "model.bin").is_file()
-    (home,) = (p for p in environments_directory().iterdir() if p.is_dir())
-    made = (home / "pyvenv.cfg").stat().st_mtime_ns
     assert convert(source, repository / "again", *how, "--fp16", "--limit", "1e-2") == 0
-    assert (home / "pyvenv.cfg").stat().st_mtime_ns == made
     whole, half = (repository / name / "1" / "model.bin" for name in ("net", "again"))
     assert half.stat().st_size < 0.6 * whole.stat().st_size
 

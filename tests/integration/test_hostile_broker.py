@@ -126,6 +126,25 @@ def test_a_retained_topic_that_is_no_state_of_ours_is_left_alone(topic: str) -> 
     assert (topic, b"") not in broker.published
 
 
+@pytest.mark.parametrize("name", ["vehicle", "meta"])
+def test_a_flood_is_left_and_not_read_again(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    flood = b"\x30" + retained(f"{ROOT}/{name}".encode())[1:]
+
+    def subscribed(client: socket.socket) -> None:
+        client.sendall(flood * 5000)
+
+    events = EventLog()
+    events.put(Event("model", "instant", "served", "", 1, 2, model="m"))
+    events._tick(0.0)
+    with ScriptedBroker(subscribed=subscribed) as broker, publishing(broker, events) as publisher:
+        wait_until(lambda: broker.clients == 2)
+        lanes_arrive(publisher, broker)
+        wait_until(lambda: f"{ROOT}/events/model" in broker.topics())
+        assert broker.clients == 2
+    assert caplog.text.count("more than 2000 messages") == 1
+    assert publisher.losses == 1
+
+
 def test_a_topic_that_is_no_text_ends_the_connection_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

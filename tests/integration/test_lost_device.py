@@ -22,7 +22,6 @@ import contextlib, sys, threading
 import edge_server.daemon.daemon
 from edge_server.cli.main import run_command
 from edge_server.errors import DeviceLost
-from edge_server.gpu.memory import DeviceMemory
 from edge_server.gpu.stream import Module, Stream
 
 class Daemon(edge_server.daemon.daemon.Daemon):
@@ -32,11 +31,11 @@ class Daemon(edge_server.daemon.daemon.Daemon):
 
     def request(self):
         device = self.devices.gpu(0)
-        stream, memory = Stream(device), DeviceMemory(device, 64)
-        kernel = Module(device, b"").kernel("resize", "P")
+        stream = Stream(device)
+        kernel = Module(device, b"").kernel("resize")
         with contextlib.suppress(DeviceLost):
             while True:
-                stream.launch(kernel, (1,), (1,), memory)
+                stream.launch(kernel, (1, 1, 1), (1, 1, 1), b"")
                 stream.synchronize()
 
 edge_server.daemon.daemon.Daemon = Daemon

@@ -124,56 +124,6 @@ def test_an_fp16_typed_file_keeps_its_types(tmp_path: Path) -> None:
     assert {tensor.datatype for tensor in built.tensors} == {"FP16"}
 
 
-CHECKED_AS_10 = """
-import sys
-from contextlib import suppress
-from pathlib import Path
-import tensorrt as trt
-from edge_server.backends.tensorrt.plan_builder import check_types
-from edge_server.backends.tensorrt.plan_options import BuildOptions
-onnx = Path(sys.argv[1])
-builder = trt.Builder(logger := trt.Logger())
-network = builder.create_network(0)
-parser = trt.OnnxParser(network, logger)
-assert parser.parse_from_file(str(onnx))
-check_types(network, onnx, BuildOptions(), (10, 3))
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [("typed", "input 'x'"), ("within", "layer 'node_of_xh'"), ("weights", ""), ("none", "")],
-)
-def test_the_real_parser_tells_what_of_a_file_is_typed_fp16(
-    tmp_path: Path, name: str, what: str
-) -> None:
-    path = write_network(
-        tmp_path / f"{name}.onnx",
-        [1, 3, 32, 32],
-        TensorProto.FLOAT16 if name == "typed" else TensorProto.FLOAT,
-    )
-    model = onnx.load(path)
-    if name in ("within", "weights"):
-        half = helper.make_tensor("w", TensorProto.FLOAT16, [8, 3, 3, 3], [0.01] * 216)
-        model.graph.initializer[0].CopyFrom(half)
-        model.graph.node[0].input[:] = ["xh", "w"] if name == "within" else ["x", "wf"]
-    if name == "within":
-        model.graph.node[0].output[:] = ["yh"]
-        model.graph.node.insert(0, helper.make_node("Cast", ["x"], ["xh"], to=TensorProto.FLOAT16))
-        model.graph.node.append(helper.make_node("Cast", ["yh"], ["y"], to=TensorProto.FLOAT))
-    if name == "weights":
-        model.graph.node.insert(0, helper.make_node("Cast", ["w"], ["wf"], to=TensorProto.FLOAT))
-    onnx.save(model, path)
-    done = subprocess.run(
-        [sys.executable, "-c", CHECKED_AS_10, str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode != 0) is bool(what), done.stderr
-    assert not what or f"{name}.onnx: is typed FP16 ({what})" in done.stderr
-
-
 def test_a_quantised_file_is_int8_as_it_says(tmp_path: Path) -> None:
     path = write_network(tmp_path / "net.onnx", [1, 3, 32, 32])
     with pytest.raises(errors.InvalidRequest, match="INT8 needs the range of every tensor"):

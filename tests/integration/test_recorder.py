@@ -84,7 +84,8 @@ class Road:
         self._pipeline.validate()
 
     def follow(self, frame: Frame) -> Followed:
-        lane_frame = self._road.follow(self._pipeline.detect(frame), frame.image)
+        detected = self._pipeline.lane_model.detect(frame)
+        lane_frame = self._road.follow(self._pipeline._lane_frame(frame, detected), frame.image)
         # The queue's is what it is for frames of the test's own time.
         lane_frame = replace(lane_frame, latency_us=StageLatency())
         return Followed(frame, lane_frame, lanes_of(lane_frame))
@@ -137,24 +138,29 @@ def camera_of_jpegs(road: Road) -> Iterator[Frame]:
         jpeg = encode_jpeg(Image.of_bgr(pixels), 80)
         decoded = decoder.decode(jpeg)
         assert decoded is not None
-        image, size = decoded
-        yield frame_of(number, image, jpeg, size)
+        image, picture_size = decoded
+        yield frame_of(number, image, jpeg, picture_size)
 
 
 def camera_of_pixels(road: Road) -> Iterator[Frame]:
     for number, pixels in enumerate(pictures()):
-        yield frame_of(number, pixels, None, (1280, 720))
+        yield frame_of(number, Image.of_bgr(pixels))
 
 
-def frame_of(number: int, pixels: np.ndarray, jpeg: bytes | None, size: tuple[int, int]) -> Frame:
+def frame_of(
+    number: int,
+    image: Image,
+    jpeg: bytes | None = None,
+    picture_size: tuple[int, int] | None = None,
+) -> Frame:
     moment_ns = 10**12 + number * PERIOD_NS
     return Frame(
         number,
-        Image.of_bgr(pixels),
+        image,
         moment_ns,
         1_790_000_000 * 10**9 + moment_ns,
         calibration_id=CALIBRATION.id,
-        picture_size=None if size == pixels.shape[1::-1] else size,
+        picture_size=picture_size,
         jpeg=jpeg,
     )
 

@@ -49,7 +49,7 @@ import os, sys
 from pathlib import Path
 from edge_server.backends.tensorrt.io_buffers import Context
 from edge_server.backends.tensorrt.engine import Engine
-from edge_server.gpu.device import open_device
+from edge_server.gpu.device import Device
 from edge_server.gpu.stream import Stream
 from edge_server.errors import EdgeServerError
 
@@ -59,14 +59,14 @@ def tell(call):
         print(repr(call()))
     except EdgeServerError as error:
         print(f"{type(error).__name__}: {error}")
-device = open_device(0)
+device = Device(0)
 plan = Path(sys.argv[1])
 plan.write_bytes(b"none")
 tell(lambda: Engine(device, plan, None, "m"))
 plan.write_bytes(b"fake")
 engine = Engine(device, plan, None, "m")
 stream = Stream(device)
-with device.current():
+with device:
     refuse("context")
     tell(lambda: Context(engine, stream, "m_0"))
     refuse("")
@@ -147,7 +147,7 @@ def run(version: str, simulated_libcuda: SimulatedGpu, tmp_path: Path) -> Run:
         "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n"
     )
     driver = simulated_libcuda.environment("compute=87")
-    paths = [ROOT, tmp_path, found["PYTHONPATH"], ROOT / "tests/support/stand_ins/pycuda"]
+    paths = [ROOT, tmp_path, found["PYTHONPATH"]]
     libraries = [found["LD_LIBRARY_PATH"], driver["LD_LIBRARY_PATH"]]
 
     def start(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

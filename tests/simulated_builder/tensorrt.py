@@ -103,13 +103,8 @@ class ITensor(_Limited):
 
 
 class ILayer(_Limited):
-    def __init__(self, kind: Any, *made: Any) -> None:
-        self.type, self.name, self._made = kind, f"a {kind.name}", made
-
-    num_outputs = property(lambda self: len(self._made))
-
-    def get_output(self, index: int) -> Any:
-        return self._made[index]
+    def __init__(self, kind: Any) -> None:
+        self.type = kind
 
 
 class INetworkDefinition(_Limited):
@@ -220,6 +215,10 @@ class Builder(_Limited):
         if "impossible" in name:
             self._logger.log(ILogger.ERROR, "Could not find any implementation for node conv1")
             return None
+        major = int(_VERSION.split(".")[0])
+        is_typed = major >= 11 or (major == 10 and network._flags)
+        if "half" in name and not is_typed and ["flag", "FP16"] not in config._said:
+            return None
         if (monitor := config._monitor) is not None:
             monitor.phase_start("Building engine", None, 2)
             monitor.step_complete("Building engine", 0)
@@ -291,14 +290,6 @@ class OnnxParser(_Limited):
         network._outputs = [ITensor("y", shape)]
         if "quantised" in name:
             network._layers = [ILayer(LayerType.DEQUANTIZE)]
-        if "half input" in name:
-            network._inputs[0].dtype = DataType.HALF
-        if "half weights" in name or "half within" in name:
-            half = ITensor("w", (3,))
-            half.dtype = DataType.HALF
-            network._layers = [ILayer(LayerType.CONSTANT, half)]
-        if "half within" in name:
-            network._layers.append(ILayer(LayerType.DEQUANTIZE, None, half))
         return True
 
 

@@ -141,8 +141,19 @@ static Result enter(const char *name, int needs_context) {
     if (needs_context && (!depth || !stack[depth - 1])) return INVALID_CONTEXT;
     return 0;
 }
+// A thread that holds the interpreter's lock gives it up while it waits for this one: whoever has
+// this one may need the interpreter, for work that is written in Python.
+static void take_lock(void) {
+    if (!pthread_mutex_trylock(&lock)) return;
+    int (*holds)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    void *(*give_up)(void) = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+    void (*take_again)(void *) = (void (*)(void *))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
+    void *thread = holds && holds() ? give_up() : 0;
+    pthread_mutex_lock(&lock);
+    if (thread) take_again(thread);
+}
 static void unlock(int *unused) { (void)unused; pthread_mutex_unlock(&lock); }
-#define LOCK pthread_mutex_lock(&lock); int locked __attribute__((cleanup(unlock))) = 1; (void)locked
+#define LOCK take_lock(); int locked __attribute__((cleanup(unlock))) = 1; (void)locked
 #define ENTER(context) LOCK; Result entered = enter(__func__, context); if (entered) return entered
 
 static Memory *memory_at(const char *address, size_t nbytes) {
@@ -259,6 +270,7 @@ void simulated_reset(void) {
 }
 size_t simulated_device_bytes(void) { LOCK; return device_bytes; }
 size_t simulated_allocations(void) { LOCK; return allocations; }
+int simulated_streams(void) { LOCK; return stream_count; }
 size_t simulated_calls(void) { LOCK; return calls; }
 // The GPU is busy with something until a test says so, or so many milliseconds have passed since
 // somebody began to wait for that. A test asks by itself whether somebody does: it needs the
@@ -272,10 +284,6 @@ static void wait_until_idle(void) {
     while (busy_ms > 0 && !go_on) { usleep(1000); busy_ms--; }
     is_waited_for = busy_ms = 0;
 }
-// Who holds the interpreter's lock in a call takes this one before: the other way round, a thread
-// that has it may wait for the interpreter's, to run work that is written in Python.
-void simulated_lock(void) { pthread_mutex_lock(&lock); }
-void simulated_unlock(void) { pthread_mutex_unlock(&lock); }
 
 // ---- the driver's own functions ----
 Result cuInit(unsigned flags) {
@@ -291,11 +299,9 @@ Result cuDriverGetVersion(int *version) { *version = driver; return 0; }
 Result cuGetErrorString(int code, const char **text) {
     for (size_t i = 0; i < sizeof TEXTS / sizeof *TEXTS; i++)
         if (TEXTS[i].code == code) { *text = TEXTS[i].text; return 0; }
-    // The real one leaves NULL here; pycuda would not live through that.
-    *text = "unrecognized error code";
+    *text = 0;
     return INVALID_VALUE;
 }
-Result cuGetErrorName(int code, const char **text) { return cuGetErrorString(code, text); }
 Result cuDeviceGetCount(int *count) { ENTER(0); *count = devices; return 0; }
 Result cuDeviceGet(int *device, int index) {
     ENTER(0);
@@ -306,9 +312,6 @@ Result cuDeviceGet(int *device, int index) {
 Result cuDeviceGetName(char *name, int room, int device) {
     ENTER(0); snprintf(name, room, "Simulated GPU %d", device); return 0;
 }
-Result cuDeviceComputeCapability(int *major, int *minor, int device) {
-    (void)device; ENTER(0); *major = compute / 10; *minor = compute % 10; return 0;
-}
 Result cuDeviceTotalMem_v2(size_t *nbytes, int device) {
     (void)device; ENTER(0); *nbytes = memory_limit; return 0;
 }
@@ -316,6 +319,7 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     ENTER(0);
     switch (attribute) {
+        case 16: *value = 16; break;               // MULTIPROCESSOR_COUNT
         case 18: *value = integrated; break;       // INTEGRATED
         case 19: case 41: *value = 1; break;       // CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING
         case 75: *value = compute / 10; break;     // COMPUTE_CAPABILITY_MAJOR
@@ -454,23 +458,19 @@ Result cuMemsetD8Async(Pointer to, unsigned char byte, size_t nbytes, Stream *st
                                           .nbytes = nbytes});
 }
 
-Result cuStreamCreate(Stream **stream, unsigned flags) {
-    (void)flags;
-    ENTER(1);
-    if (stream_count == 4096) return OUT_OF_MEMORY;
-    *stream = calloc(1, sizeof **stream);
-    streams[stream_count++] = *stream;
-    return 0;
-}
 Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     ENTER(1);
     *least = 0, *greatest = -5;
     return 0;
 }
 Result cuStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) {
-    Result result = cuStreamCreate(stream, flags);
-    if (!result) (*stream)->priority = priority;
-    return result;
+    (void)flags;
+    ENTER(1);
+    if (stream_count == 4096) return OUT_OF_MEMORY;
+    *stream = calloc(1, sizeof **stream);
+    (*stream)->priority = priority;
+    streams[stream_count++] = *stream;
+    return 0;
 }
 Result cuStreamGetPriority(Stream *stream, int *priority) {
     ENTER(1);
@@ -526,7 +526,7 @@ Result cuEventQuery(Event *event) {
     if (event->reached < event->set) step(event->stream);
     return lost ? lost : event->reached < event->set ? NOT_READY : 0;
 }
-Result cuEventElapsedTime_v2(float *ms, Event *from, Event *to) {
+Result cuEventElapsedTime(float *ms, Event *from, Event *to) {
     ENTER(1);
     if (!from->timed || !to->timed) return INVALID_HANDLE;
     if (from->reached < from->set || to->reached < to->set) return NOT_READY;
@@ -534,11 +534,8 @@ Result cuEventElapsedTime_v2(float *ms, Event *from, Event *to) {
     return 0;
 }
 
-Result cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options,
-                          void **values) {
+Result cuModuleLoadData(void **module, const void *image) {
     (void)image;
-    // The lengths of the logs, which pycuda reads back; both logs are empty.
-    for (unsigned i = 0; i < count; i++) if (options[i] == 4 || options[i] == 6) values[i] = 0;
     ENTER(1);
     *module = calloc(1, 1);
     return 0;
@@ -578,9 +575,6 @@ Result cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz,
     work.staged = staged(work.staged, work.staged_bytes);
     return give(stream_of(stream), work);
 }
-Result cuFuncSetBlockShape(Function *function, int x, int y, int z) {
-    (void)function; (void)x; (void)y; (void)z; return 0;
-}
 
 // ---- graphs ----
 Result cuStreamBeginCapture_v2(Stream *stream, int mode) {
@@ -614,57 +608,3 @@ Result cuGraphLaunch(Graph *graph, Stream *stream) {
 }
 Result cuGraphDestroy(Graph *graph) { (void)graph; return 0; }
 Result cuGraphExecDestroy(Graph *graph) { (void)graph; return 0; }
-
-// cuda-bindings finds its functions here.
-Result cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags,
-                           int *status) {
-    (void)version; (void)flags;
-    static const char *const SUFFIXES[] = {"_v2", "_v3", "_v4", ""};
-    char symbol[128];
-    *function = 0;
-    for (int i = 0; i < 4 && !*function; i++) {
-        snprintf(symbol, sizeof symbol, "%s%s", name, SUFFIXES[i]);
-        *function = dlsym(RTLD_DEFAULT, symbol);
-        if (!*function) {
-            Dl_info here;
-            dladdr((void *)cuInit, &here);
-            void *self = dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-            *function = self ? dlsym(self, symbol) : 0;
-        }
-    }
-    if (status) *status = *function ? 0 : 1;
-    return *function ? 0 : NOT_FOUND;
-}
-
-// ---- what pycuda links to and nobody here calls ----
-#define ABSENT(name) Result name(void) { return NOT_SUPPORTED; }
-ABSENT(cuArray3DCreate_v2) ABSENT(cuArray3DGetDescriptor_v2) ABSENT(cuArrayCreate_v2)
-ABSENT(cuArrayDestroy) ABSENT(cuArrayGetDescriptor_v2) ABSENT(cuCtxAttach) ABSENT(cuCtxCreate_v4)
-ABSENT(cuCtxDetach) ABSENT(cuCtxDisablePeerAccess) ABSENT(cuCtxEnablePeerAccess)
-ABSENT(cuCtxGetApiVersion) ABSENT(cuCtxGetCacheConfig) ABSENT(cuCtxGetLimit) ABSENT(cuCtxGetSharedMemConfig)
-ABSENT(cuCtxSetCacheConfig) ABSENT(cuCtxSetLimit) ABSENT(cuCtxSetSharedMemConfig)
-ABSENT(cuDeviceCanAccessPeer) ABSENT(cuDeviceGetByPCIBusId) ABSENT(cuDeviceGetPCIBusId)
-ABSENT(cuFuncGetAttribute) ABSENT(cuFuncSetAttribute) ABSENT(cuFuncSetCacheConfig)
-ABSENT(cuFuncSetSharedSize) ABSENT(cuIpcCloseMemHandle) ABSENT(cuIpcGetEventHandle)
-ABSENT(cuIpcGetMemHandle) ABSENT(cuIpcOpenEventHandle) ABSENT(cuIpcOpenMemHandle_v2)
-ABSENT(cuLaunch) ABSENT(cuLaunchGrid) ABSENT(cuLaunchGridAsync) ABSENT(cuLinkAddData_v2)
-ABSENT(cuLinkAddFile_v2) ABSENT(cuLinkComplete) ABSENT(cuLinkCreate_v2) ABSENT(cuLinkDestroy)
-ABSENT(cuMemAllocManaged) ABSENT(cuMemAllocPitch_v2) ABSENT(cuMemGetAddressRange_v2)
-ABSENT(cuMemHostGetFlags) ABSENT(cuMemHostRegister_v2) ABSENT(cuMemHostUnregister)
-ABSENT(cuMemcpy2DAsync_v2) ABSENT(cuMemcpy2DUnaligned_v2) ABSENT(cuMemcpy2D_v2)
-ABSENT(cuMemcpy3DAsync_v2) ABSENT(cuMemcpy3DPeer) ABSENT(cuMemcpy3DPeerAsync) ABSENT(cuMemcpy3D_v2)
-ABSENT(cuMemcpyAtoA_v2) ABSENT(cuMemcpyAtoD_v2) ABSENT(cuMemcpyAtoH_v2) ABSENT(cuMemcpyDtoA_v2)
-ABSENT(cuMemcpyDtoD_v2) ABSENT(cuMemcpyDtoH_v2) ABSENT(cuMemcpyHtoA_v2) ABSENT(cuMemcpyHtoD_v2)
-ABSENT(cuMemcpyPeer) ABSENT(cuMemcpyPeerAsync) ABSENT(cuMemsetD16Async) ABSENT(cuMemsetD16_v2)
-ABSENT(cuMemsetD2D16Async) ABSENT(cuMemsetD2D16_v2) ABSENT(cuMemsetD2D32Async)
-ABSENT(cuMemsetD2D32_v2) ABSENT(cuMemsetD2D8Async) ABSENT(cuMemsetD2D8_v2) ABSENT(cuMemsetD32Async)
-ABSENT(cuMemsetD32_v2) ABSENT(cuMemsetD8_v2) ABSENT(cuModuleGetGlobal_v2) ABSENT(cuModuleGetSurfRef)
-ABSENT(cuModuleGetTexRef) ABSENT(cuModuleLoad) ABSENT(cuModuleLoadData) ABSENT(cuParamSetSize)
-ABSENT(cuParamSetTexRef) ABSENT(cuParamSetf) ABSENT(cuParamSeti) ABSENT(cuParamSetv)
-ABSENT(cuProfilerInitialize) ABSENT(cuProfilerStart) ABSENT(cuProfilerStop) ABSENT(cuStreamAttachMemAsync)
-ABSENT(cuSurfRefGetArray) ABSENT(cuSurfRefSetArray) ABSENT(cuTexRefCreate) ABSENT(cuTexRefDestroy)
-ABSENT(cuTexRefGetAddressMode) ABSENT(cuTexRefGetAddress_v2) ABSENT(cuTexRefGetArray)
-ABSENT(cuTexRefGetFilterMode) ABSENT(cuTexRefGetFlags) ABSENT(cuTexRefGetFormat)
-ABSENT(cuTexRefSetAddress2D_v3) ABSENT(cuTexRefSetAddressMode) ABSENT(cuTexRefSetAddress_v2)
-ABSENT(cuTexRefSetArray) ABSENT(cuTexRefSetFilterMode) ABSENT(cuTexRefSetFlags)
-ABSENT(cuTexRefSetFormat)

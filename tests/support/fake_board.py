@@ -62,7 +62,6 @@ class FakeBoard:
         self.write("run/systemd/timesync/synchronized", "")
         self.write("run/systemd/system/.keep", "")
         self.write("etc/systemd/system/edge-server.service", "[Service]\nUser=edge-server\n")
-        self.write("usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so", "")
         self.write("usr/local/cuda/version.json", '{"cuda": {"version": "12.6.10"}}')
 
     def power_modes(self, *names: str, current: int | None = 0) -> None:

@@ -24,7 +24,7 @@ class SimulatedGpu:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         # Whoever loads libcuda.so.1 in this process from now on gets this one.
         self._library = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
         self._library.simulated_device_bytes.restype = ctypes.c_size_t
@@ -83,12 +83,17 @@ class SimulatedGpu:
         """How often the driver was called."""
         return self._library.simulated_calls()
 
+    @property
+    def streams(self) -> int:
+        """How many streams there are."""
+        return self._library.simulated_streams()
+
     def environment(self, words: str = "") -> dict[str, str]:
         """For a process of its own that shall find this GPU."""
         path = os.pathsep.join(filter(None, [str(SIMULATED_GPU), os.environ.get("PYTHONPATH")]))
         return {
             **os.environ,
-            "LD_LIBRARY_PATH": str(self._folder),
+            "LD_LIBRARY_PATH": str(self.folder),
             "PYTHONPATH": path,
             "EDGE_SIMULATED_CUDA": words,
         }

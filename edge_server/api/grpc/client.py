@@ -81,10 +81,8 @@ def socket_target(path: str) -> str:
 
 
 def target_of(settings: Grpc) -> str:
-    """Return where a client on this machine calls the daemon that runs with `settings`: its Unix
-    socket where it has one.
-
-    Raises: SettingsError: there is no side that a client without a certificate can call.
+    """Return where a client on this machine calls the daemon that runs with `settings`; raise
+    SettingsError where no side can be called without a certificate.
     """
     if not settings.enabled:
         raise SettingsError("grpc: it is off; set enabled = true in [grpc]")
@@ -218,9 +216,8 @@ def infer_request(
     version: str = "",
     classes: Mapping[str, int] | None = None,
 ) -> Any:
-    """Return a `ModelInferRequest` with the tensors as raw bytes.
-
-    Raises: InvalidRequest: the protocol has no type for an array's elements.
+    """Return a `ModelInferRequest` with the tensors as raw bytes; raise InvalidRequest where the
+    protocol has no type for them.
     """
     request = pb.ModelInferRequest(model_name=model, model_version=version)
     for name, array in inputs.items():
@@ -369,7 +366,6 @@ def not_ready_reason(settings: Grpc) -> str:
 
     A TCP side with TLS, which this process cannot call, is ready once it answers a ClientHello.
     """
-    metadata = tuple((r.header, r.value) for r in settings.restricted if "health" in r.protocols)
     if settings.tls.on and settings.socket is None:
         host = client_host(settings.host)
         call = SelfCall(
@@ -379,15 +375,13 @@ def not_ready_reason(settings: Grpc) -> str:
             speaks_tls=True,
         )
         return call.fault()
-    target = target_of(settings)
-    with grpc.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        check = HealthStub(channel).Check
+    with DaemonClient(settings) as client:
         try:
-            response = check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S, metadata=metadata)
-        except grpc.RpcError as error:
-            return f"{target}: {error.code().name}: {error.details()}"
-    ready = response.status == health_pb2.HealthCheckResponse.SERVING
-    return "" if ready else f"{target}: live, not ready: models are loading, or one has failed"
+            ready = client.is_ready()
+        except EdgeServerError as error:
+            return f"{client.target}: {error}"
+    reason = f"{client.target}: live, not ready: models are loading, or one has failed"
+    return "" if ready else reason
 
 
 def server_name(settings: Grpc) -> str:

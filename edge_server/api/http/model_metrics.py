@@ -79,7 +79,7 @@ COUNTERS: dict[str, tuple[str, Callable[[Counts], float]]] = {
 }
 _LATENCIES = frozenset(name for name in COUNTERS if "duration" in name)
 _OF_CACHE = "nv_cache_"
-# Name → help text, and the summary of `RequestSummaries`.
+# Name → help text, and the summary of the statistics.
 SUMMARIES = {
     "nv_inference_request_summary_us": (
         "Summary of inference request duration in microseconds (includes cached requests)",

@@ -1,9 +1,7 @@
-"""Models of PyTorch, TensorFlow, OpenVINO and Paddle, each instance in a process of its own.
+"""Models of PyTorch, TensorFlow, OpenVINO and Paddle, each instance in its own process.
 
-`backend` is the door: it completes and checks configurations in the daemon, and starts the same
-processes that Python models run in (`backends.python`). In the process `runner` joins requests to
-a batch, runs the model and splits the result; `pytorch`, `tensorflow`, `openvino` and `paddle` open
-the model's file and run it. These modules need msgspec and numpy beside their framework, and
-nothing else that the daemon has: the framework may be installed for another Python, see
-`settings.Python.interpreters`.
+`backend` is the door in the daemon; the processes are those of Python models (`backends.python`).
+There `runner` joins requests to a batch and splits the result; a module for each framework opens
+and runs the model's file. They need msgspec and numpy beside their framework, which may be
+installed for another Python: `settings.Python.interpreters`.
 """

@@ -1,5 +1,5 @@
-"""`pytorch`, `tensorflow`, `openvino`, `paddle`: models of these frameworks, each instance in a
-process of its own.
+"""`pytorch`, `tensorflow`, `openvino`, `paddle`: models of these frameworks, each instance in its
+own process.
 
 A process that crashes or hangs costs the requests that it executes, as with Python models. Where a
 framework's file declares its tensors, the configuration is completed from it.
@@ -121,7 +121,7 @@ _FRAMEWORKS = {
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """Complete names, types, shapes and the batch size from the model's file; see `complete_from`.
 
-    The file is read in a process of its own, within `initialize_timeout_s`.
+    The file is read in its own process, within `initialize_timeout_s`.
     """
     framework = _FRAMEWORKS[config.backend]
     directory = files.versions[version]

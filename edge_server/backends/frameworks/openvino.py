@@ -1,7 +1,5 @@
 """`openvino`: OpenVINO's own format (`model.xml` with `model.bin`), and ONNX, SavedModel and Paddle
 files through `default_model_filename`.
-
-OpenVINO is imported by the process of the model alone.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 
 The configuration names inputs and outputs as the program does: a file says no more of its outputs.
 The execution accelerator `mkldnn` (oneDNN) for the processor takes `cpu_threads` and `capacity`.
-
-Paddle is imported by the process of the model alone.
 """
 
 from __future__ import annotations

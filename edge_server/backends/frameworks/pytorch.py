@@ -3,8 +3,6 @@
 
 `runner` has the rules for the names of inputs and outputs; a `forward` of TorchScript with one
 dict gets the inputs by name. A package is machine code for one kind of processor or GPU.
-
-PyTorch is imported by the process of the model alone.
 """
 
 from __future__ import annotations

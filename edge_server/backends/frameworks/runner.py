@@ -1,6 +1,6 @@
 """The class that a model's process runs for every framework, and what a framework's module gets.
 
-Triton's names for the arguments and the results of a function, which has none of its own:
+Triton's names for the arguments and the results of a function:
 inputs: all are arguments of the function, or all are `<text>__<index>`, or they are in order; of a
 `model.pt2` also `ARGS[0]` and `KWARGS[name]`. Outputs: `<text>__<index>`, or in order; of a
 `model.pt2` also `RESULT`, `RESULT[0]` and `RESULT[name]`.
@@ -81,11 +81,7 @@ class ModelFile:
 
 
 class OpenModel(Protocol):
-    """A model that can run.
-
-    Attributes:
-        signature: None where the file does not declare its tensors.
-    """
+    """A model that can run; its signature is None where the file does not declare its tensors."""
 
     signature: Signature | None
 
@@ -94,7 +90,7 @@ class OpenModel(Protocol):
 
         Raises:
             BadInput: an input does not fit.
-            Exception: whatever the framework raises.
+            Exception: any of the framework's.
         """
         ...
 
@@ -114,9 +110,6 @@ def call_order(names: Sequence[str], arguments: Sequence[str] = ()) -> list[str]
     Args:
         names: in the order of the configuration.
         arguments: the function's own names; empty where they are not known.
-
-    Raises:
-        ValueError: the indices of the names are not 0, 1, 2 …, or there are too many inputs.
     """
     if arguments and len(names) > len(arguments):
         raise ValueError(
@@ -152,12 +145,7 @@ def name_of(names: Sequence[str], index: int, word: str) -> str:
 
 
 def result_of(made: Any, index: int, name: str) -> Any:
-    """Return the result of a call that is output `index` of the configuration.
-
-    Raises:
-        LookupError: there is no such result.
-        TypeError: the result is a dict, and `name` names no key of it.
-    """
+    """Return the result of a call that is output `index` of the configuration."""
     place = _RESULT.fullmatch(name)
     key = place[1] if place else None
     if isinstance(made, dict):

@@ -2,8 +2,6 @@
 
 The tensors of a SavedModel are those of one of its signatures. The tensors of a graph are its nodes
 without the `:0`, as in Triton: the first result of a node.
-
-TensorFlow is imported by the process of the model alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Users' Python models: each instance runs `model.py` in a process of its own.
+"""Users' Python models: each instance runs `model.py` in its own process.
 
 From a request to the model's code: `backend` (the door; instances, restarts) → `session` (the
 process, and one life of it) → `messages` → `child.link` → `child.runner` → the user's `execute`.

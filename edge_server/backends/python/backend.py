@@ -130,8 +130,8 @@ def run_for_completion(
     parameters: PythonParameters,
     program: ModelProgram = USERS_PROGRAM,
 ) -> str:
-    """Return as JSON what the model makes of its configuration, in a process of its own: a user's
-    model the completed one, empty where it has no function for that; a framework's its signature.
+    """Return as JSON what the model makes of its configuration, in its own process: a user's model
+    the completed one, empty where it has no function for that; a framework's its signature.
     """
     path = directory / config.default_model_filename
     check_sandbox(path, config)
@@ -151,7 +151,7 @@ def run_for_completion(
 
     try:
         start = start_message(directory, config, complete=True, program=program)
-        started = process.start(start, within_s, take=refuse)
+        started = process.start(start, within_s, other=refuse)
     except ChannelClosed:
         raise ModelLoadError(f"{path}: auto_complete_config: {process.ending()}") from None
     finally:
@@ -200,22 +200,31 @@ _LONGEST_AFTER_START_S = 5.0
 
 
 class PythonModel(Model):
-    """One version of a Python model; each instance runs in its own process."""
+    """One version of a Python model; lends each of its instances' processes to one batch at a time.
+
+    While a process is down, the others execute its batches, except where a sequence has its state
+    in one process. Otherwise the instance that is down would draw every request to itself, because
+    an instance that refuses is idle again at once.
+    """
 
     def __init__(self, context: ModelContext) -> None:
         self._context = context
-        self._arbiter = InstanceArbiter(stand_in=context.config.sequence_batching is None)
+        self.instances: list[PythonInstance] = []
+        self._stand_in = context.config.sequence_batching is None
+        self._change = threading.Condition()
+        self._busy: list[PythonInstance] = []
 
     def make_instance(self, name: str, placement: Placement) -> PythonInstance:
-        instance = PythonInstance(name, self._context, self._arbiter, placement)
+        instance = PythonInstance(name, self._context, self, placement)
         instance.open()
-        self._arbiter.add(instance)
+        with self._change:
+            self.instances.append(instance)
         return instance
 
     def not_ready_reason(self) -> str:
         """Return why no instance can execute now; empty when at least one instance can."""
         reasons = []
-        for instance in self._arbiter.instances:
+        for instance in self.instances:
             if not (reason := instance.not_ready_reason()):
                 return ""
             reasons.append(reason)
@@ -223,6 +232,38 @@ class PythonModel(Model):
 
     def metrics(self) -> Sequence[ModelMetric]:
         return self._context.metrics.metrics()
+
+    def lend(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
+        """Lend `own`; while it is down, the first instance that is up and free, or None.
+
+        Raises:
+            DeadlineExceeded: none became free before `deadline` (`time.monotonic()`, or infinity).
+        """
+        with self._change:
+            while True:
+                candidates = [own] if own.up or not self._stand_in else self.instances
+                up = [instance for instance in candidates if instance.up]
+                if not up:
+                    return None
+                for instance in up:
+                    if instance not in self._busy:
+                        self._busy.append(instance)
+                        return instance
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._change.wait(None if left_s == math.inf else left_s):
+                    raise DeadlineExceeded(
+                        "the request's deadline passed before an instance was idle"
+                    )
+
+    def give_back(self, instance: PythonInstance) -> None:
+        with self._change:
+            self._busy.remove(instance)
+            self._change.notify_all()
+
+    def changed(self) -> None:
+        """Wake the waiting callers after an instance has come up or gone down."""
+        with self._change:
+            self._change.notify_all()
 
 
 class PythonInstance:
@@ -236,20 +277,20 @@ class PythonInstance:
         self,
         name: str,
         context: ModelContext,
-        arbiter: InstanceArbiter,
+        model: PythonModel,
         placement: Placement = ON_CPU,
     ) -> None:
         self._name = name
         self._context = context
-        self._arbiter = arbiter
+        self._model = model
         self._started_s: float | None = None
         # When the session last looked after the execution; see `InstancePool.running_since`.
         self.progressed_at = 0.0
-        self._model = context.config.name
+        self._model_name = context.config.name
         self._start = start_message(
             context.directory, context.config, name, program=context.program, placement=placement
         )
-        self._log = ModelLog(self._model)
+        self._log = ModelLog(self._model_name)
         self._backoff = Backoff(first_s=0.1, longest_s=30.0)
         self._lock = threading.Lock()
         self._closed = False
@@ -302,7 +343,7 @@ class PythonInstance:
         deadline = latest_deadline(requests)
         give_up_at = time.monotonic() + LONGEST_WAIT_S
         try:
-            lent = self._arbiter.take(self, min(deadline, give_up_at))
+            lent = self._model.lend(self, min(deadline, give_up_at))
         except DeadlineExceeded as late:
             error = late if deadline <= give_up_at else None
         if lent is not None:
@@ -310,7 +351,7 @@ class PythonInstance:
                 if (session := lent.session) is not None:
                     return session.execute(requests, self._progressed)
             finally:
-                self._arbiter.give_back(lent)
+                self._model.give_back(lent)
         for request in requests:
             request.respond(error or unhealthy(self._name, self._why), True)
         return None
@@ -352,7 +393,7 @@ class PythonInstance:
                     session.end("it is closed")
             self._why_down = session.run(self._start, self._started)
         self._session = None
-        self._arbiter.changed()
+        self._model.changed()
         first = not self._first_tried.is_set()
         self._first_tried.set()
         if self._closed or first:
@@ -364,7 +405,7 @@ class PythonInstance:
             delay_s = min(delay_s, _LONGEST_AFTER_START_S)
         log.warning(
             "model %s: instance %s is down, again in %.1f s: %s",
-            self._model,
+            self._model_name,
             self._name,
             delay_s,
             self._why_down,
@@ -374,58 +415,7 @@ class PythonInstance:
 
     def _started(self) -> None:
         self._started_s = time.monotonic()
-        self._arbiter.changed()
+        self._model.changed()
         if self._first_tried.is_set():
-            log.info("model %s: instance %s is back", self._model, self._name)
+            log.info("model %s: instance %s is back", self._model_name, self._name)
         self._first_tried.set()
-
-
-class InstanceArbiter:
-    """Lends each of a model's processes to one batch at a time.
-
-    While a process is down, the others execute its batches, except where a sequence has its state
-    in one process. Otherwise the instance that is down would draw every request to itself, because
-    an instance that refuses is idle again at once.
-    """
-
-    def __init__(self, *, stand_in: bool) -> None:
-        self.instances: list[PythonInstance] = []
-        self._stand_in = stand_in
-        self._change = threading.Condition()
-        self._busy: list[PythonInstance] = []
-
-    def add(self, instance: PythonInstance) -> None:
-        with self._change:
-            self.instances.append(instance)
-
-    def take(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
-        """Lend `own`; while it is down, the first instance that is up and free, or None.
-
-        Raises:
-            DeadlineExceeded: none became free before `deadline` (`time.monotonic()`, or infinity).
-        """
-        with self._change:
-            while True:
-                candidates = [own] if own.up or not self._stand_in else self.instances
-                up = [instance for instance in candidates if instance.up]
-                if not up:
-                    return None
-                for instance in up:
-                    if instance not in self._busy:
-                        self._busy.append(instance)
-                        return instance
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or not self._change.wait(None if left_s == math.inf else left_s):
-                    raise DeadlineExceeded(
-                        "the request's deadline passed before an instance was idle"
-                    )
-
-    def give_back(self, instance: PythonInstance) -> None:
-        with self._change:
-            self._busy.remove(instance)
-            self._change.notify_all()
-
-    def changed(self) -> None:
-        """Wake the waiting callers after an instance has come up or gone down."""
-        with self._change:
-            self._change.notify_all()

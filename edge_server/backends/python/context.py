@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from edge_server.backends.contract import BackendParameters, ModelMetric, own_parameters
+from edge_server.backends.contract import BackendParameters, ModelMetric, parameters_of
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.shared_memory import MIB
@@ -242,7 +242,7 @@ class PythonParameters(BackendParameters, frozen=True):
 
     @staticmethod
     def of(config: ModelConfig) -> PythonParameters:
-        return own_parameters(config, PythonParameters)
+        return parameters_of(config, PythonParameters)
 
     @property
     def arena_bytes(self) -> int:

@@ -156,12 +156,12 @@ class ChildProcess(Child[m.FromChild]):
             self._resources = stack.pop_all()
 
     def start(
-        self, start: m.Start, within_s: float, take: Callable[[m.FromChild], None]
+        self, start: m.Start, within_s: float, other: Callable[[m.FromChild], None]
     ) -> m.Started | None:
         """Send the first message, and return the response to it; None after `within_s`.
 
         A response that has arrived by then is returned, however late the daemon gets to read it.
-        `take` is called with each other message.
+        `other` is called with each other message.
 
         Raises:
             ChannelClosed: see `receive`.
@@ -180,7 +180,7 @@ class ChildProcess(Child[m.FromChild]):
                 if isinstance(message, m.Started):
                     started = message
                 else:
-                    take(message)
+                    other(message)
         return started
 
     def receive(self, timeout_s: float = inf) -> list[m.FromChild]:
@@ -295,7 +295,7 @@ class ChildSession:
             self._start(start, started)
             while True:
                 for message in self._process.receive():
-                    self._take(message)
+                    self._dispatch(message)
         except NotUnderstood as error:
             self.end(f"it sent an invalid message: {error}")
         except ChannelClosed:
@@ -407,7 +407,7 @@ class ChildSession:
 
     def _start(self, start: m.Start, started: Callable[[], None]) -> None:
         within_s = self._context.parameters.initialize_timeout_s
-        response = self._process.start(start, within_s, self._take)
+        response = self._process.start(start, within_s, self._dispatch)
         if response is None:
             self.end(
                 f"it was killed: 'initialize' did not return within {within_s:g} s; "
@@ -494,7 +494,7 @@ class ChildSession:
         if request.request.cancellation is not None:
             request.request.cancellation.when_cancelled(cancel)
 
-    def _take(self, message: m.FromChild) -> None:
+    def _dispatch(self, message: m.FromChild) -> None:
         # The process may send another `Started`, which has no effect.
         if (handler := self._handlers.get(type(message))) is not None:
             handler(message)

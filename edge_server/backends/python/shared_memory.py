@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Header of each block; its size keeps the data aligned for every element type and cache line.
 HEADER_BYTES = 64
 MIB = 1 << 20
-# Limit on the tensors in one message of a model. Each BYTES element is a Python object of its own.
+# Limit on the tensors in one message of a model. Each BYTES element is a Python object.
 MOST_TENSORS = 1024
 MOST_BYTES_ELEMENTS = 1 << 20
 

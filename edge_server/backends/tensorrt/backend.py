@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.backends.contract import check_parameters, ours, own_parameters
+from edge_server.backends.contract import check_parameters, ours, parameters_of
 from edge_server.backends.tensorrt.plan_config import (
     NOT_ON_A_GPU,
     Options,
@@ -32,7 +32,7 @@ from edge_server.backends.tensorrt.plan_config import (
 )
 from edge_server.backends.tensorrt.plan_options import read_side_car
 from edge_server.errors import EdgeServerError, ModelConfigError, ModelLoadError
-from edge_server.gpu.device import BareGpu
+from edge_server.gpu.device import Gpu
 from edge_server.model_config.files import require_path
 from edge_server.process.child import ChildFailed, run_in_child
 
@@ -53,12 +53,12 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     check_parameters(files, ours(config, TensorRtParameters), TensorRtParameters)
     _check_kind(files, config)
     directory = files.versions[version]
-    capability = BareGpu().compute_capability if config.message.cc_model_filenames else ""
+    capability = _capability() if config.message.cc_model_filenames else ""
     plan = directory / plan_name(config, capability)
     side_car = read_side_car(plan)
     if side_car is not None:
         return agreed(files, config, PlanIO(side_car.tensors, side_car.profiles))
-    parameters = own_parameters(config, TensorRtParameters)
+    parameters = parameters_of(config, TensorRtParameters)
     if parameters.auto_build:
         _require_everything(files, config)
         return config
@@ -73,13 +73,17 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     return agreed(files, config, io)
 
 
+def _capability() -> str:
+    return ".".join(map(str, Gpu().compute_capability))
+
+
 def load(context: LoadContext) -> PlanModel:
     # Imported late, as a machine without a GPU may lack TensorRT.
     from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
     from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
     directory, config = context.directory, context.config
-    parameters = own_parameters(config, TensorRtParameters)
+    parameters = parameters_of(config, TensorRtParameters)
     source = PlanSource(directory, config, parameters, context.progress)
     return PlanModel(directory, config, Options.of(config, parameters), context.devices, source)
 

@@ -20,7 +20,7 @@ from edge_server.backends.tensorrt.plan_options import (
     version_of,
 )
 from edge_server.errors import InternalError, ModelConfigError, Unavailable
-from edge_server.gpu.device import BareGpu, Devices
+from edge_server.gpu.device import Devices
 from edge_server.model_config.files import reading
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def read_plan_io(plan: str, gpu: int, dla_core: int | None) -> PlanIO:
 
 def facts_of(device: Device) -> DeviceFacts:
     """Return the facts that a side-car is compared with; `device` is open, so a driver exists."""
-    with device.current("count NVDLA cores"):
+    with device:
         cores = dla_cores()
-    return device_facts(BareGpu(device.index), trt.__version__, cores, "")
+    return device_facts(device, trt.__version__, cores, "")
 
 
 class Engine:
@@ -68,9 +68,9 @@ class Engine:
         self.device = device
         self.dla_core = dla_core
         self._model = model
-        with _one_load(device.index), device.current(f"load model '{model}'"):
+        with _one_load(device.index), device:
             _register_plugins()
-            self._runtime: trt.Runtime | None = _runtime(dla_core)
+            self._runtime: trt.Runtime | None = open_runtime(dla_core)
             self._engine: trt.ICudaEngine | None = _deserialized(self._runtime, plan, model)
             self.io = _io(self._engine)
 
@@ -81,7 +81,6 @@ class Engine:
         return self.io.is_fixed or version_here() >= (10, 0)
 
     def context(self) -> Any:
-        """Return a new execution context, with its own device memory."""
         engine: trt.ICudaEngine | None = self._engine
         if engine is None:
             raise InternalError(f"model '{self._model}': its engine is closed")
@@ -96,7 +95,7 @@ class Engine:
 
     def close(self) -> None:
         """Release the engine; every context of it must be closed."""
-        with self.device.current(f"close model '{self._model}'"):
+        with self.device:
             # The engine lives in memory of the runtime, so the engine goes first.
             self._engine = None
             self._runtime = None
@@ -104,7 +103,6 @@ class Engine:
 
 @cache
 def _register_plugins() -> None:
-    """Register TensorRT's plugins, which plans may use, once per process."""
     # The lean bindings lack this function.
     if hasattr(trt, "init_libnvinfer_plugins"):
         trt.init_libnvinfer_plugins(trt_log().logger, "")
@@ -116,7 +114,8 @@ def _one_load(gpu: int) -> threading.Lock:
     return threading.Lock()
 
 
-def _runtime(dla_core: int | None) -> Any:
+def open_runtime(dla_core: int | None) -> Any:
+    """Raises: Unavailable: TensorRT makes no runtime, or the NVDLA core does not exist."""
     mark = trt_log().mark
     try:
         runtime: trt.Runtime = trt.Runtime(trt_log().logger)
@@ -200,7 +199,6 @@ class TrtLog:
 
     @property
     def mark(self) -> int:
-        """Return the current position, for `since`."""
         return self._errors[-1][0] + 1 if self._errors else 0
 
     def since(self, mark: int, shown: int = _SHOWN) -> str:

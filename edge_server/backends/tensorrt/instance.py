@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.contract import Phases
+from edge_server.backends.contract import Phases, rows_of
 from edge_server.backends.tensorrt.io_buffers import Context, OutputAllocator, allocate_io
 from edge_server.backends.tensorrt.plan_config import ProfileChoice
 from edge_server.errors import (
@@ -21,7 +21,7 @@ from edge_server.errors import (
     Unavailable,
     Unsupported,
 )
-from edge_server.gpu.stream import GpuEvent, PriorityStream, Stream, record_graph
+from edge_server.gpu.stream import GpuEvent, Graph, Stream
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_config import Options, PlanIO
     from edge_server.backends.tensorrt.plan_options import Shape, Shapes
     from edge_server.gpu.memory import CudaArray
-    from edge_server.gpu.stream import Graph
     from edge_server.model_config.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -46,24 +45,22 @@ _USUAL_BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 
 @dataclass(frozen=True)
 class GraphShapes:
-    """The shapes that one graph is captured for, and the smallest that it may serve.
+    """The shapes that one graph is captured for.
 
     Attributes:
         shapes: every input, batch dimension included.
-        least: the lower bounds, likewise; `shapes` without a lower bound.
+        least_rows: the smallest batch that it may serve, with the rest of its rows 0; of another
+            shape it serves this one only.
     """
 
     shapes: Shapes
-    least: Shapes
+    least_rows: int
     profile: int
 
     def serves(self, shapes: Shapes) -> bool:
         return shapes == self.shapes or all(
-            len(shape) == len(self.shapes[name])
-            and all(
-                low <= size <= high
-                for low, size, high in zip(self.least[name], shape, self.shapes[name], strict=True)
-            )
+            shape[1:] == self.shapes[name][1:]
+            and self.least_rows <= shape[0] <= self.shapes[name][0]
             for name, shape in shapes.items()
         )
 
@@ -116,9 +113,6 @@ def record(
 
     A context must stay unchanged once a run of it is recorded, so each run has its own context; a
     plan of fixed shapes never changes its context and uses `context`.
-
-    Raises:
-        DeviceLost: the attempt broke the device.
     """
     runs: list[RecordedRun] = []
     try:
@@ -159,9 +153,9 @@ def _recorded(
         context.bind(name, output.pointer(shapes[name]))
     # TensorRT defers the work of a change of shapes to the next run, and that work cannot be
     # recorded.
-    context.enqueue_here()
+    context.enqueue()
     stream.synchronize()
-    return shapes, record_graph(stream, context.enqueue_here)
+    return shapes, Graph(stream, context.enqueue)
 
 
 def graph_shapes(
@@ -172,9 +166,6 @@ def graph_shapes(
     Without a `graph_spec` the batch sizes are the preferred ones, or Triton's default, in each of
     `profiles`; other free dimensions have the profile's optimal sizes. Shapes that no profile
     accepts are left out.
-
-    Raises:
-        ModelConfigError: a `graph_spec` is invalid; with Triton's text.
     """
     specs = config.message.optimization.cuda.graph_spec
     if specs:
@@ -201,7 +192,7 @@ def _usual(io: PlanIO, batch_size: int, profile: int) -> GraphShapes:
     shapes = {t.name: io.bounds(t, profile).opt for t in io.inputs}
     if batch_size:
         shapes = {name: (batch_size, *shape[1:]) for name, shape in shapes.items()}
-    return GraphShapes(shapes, shapes, profile)
+    return GraphShapes(shapes, batch_size, profile)
 
 
 def _spec(
@@ -214,7 +205,7 @@ def _spec(
         raise _fault(config, f"graph spec expects 'batch_size' to be >= 1 and <= {most}")
     for profile in profiles:
         shapes = _shapes(config, io, spec, profile)
-        found = GraphShapes(shapes, _least(config, io, spec, shapes), profile)
+        found = GraphShapes(shapes, _least_rows(config, io, spec, shapes), profile)
         if _fits(io, found):
             return found
     return None
@@ -234,40 +225,36 @@ def _shapes(config: ModelConfig, io: PlanIO, spec: Any, profile: int) -> Shapes:
     return shapes
 
 
-def _least(config: ModelConfig, io: PlanIO, spec: Any, shapes: Shapes) -> Shapes:
+def _least_rows(config: ModelConfig, io: PlanIO, spec: Any, shapes: Shapes) -> int:
+    """Return the least batch, 0 without batches; the bounds of other sizes are checked only."""
+    rows: int = spec.batch_size
     if not spec.HasField("graph_lower_bound"):
-        return shapes
+        return rows
     bound = spec.graph_lower_bound
-    if bound.batch_size > spec.batch_size:
+    if bound.batch_size > rows:
         raise _fault(
             config,
             "graph lower bound spec expects 'batch_size' to be <= graph spec 'batch_size'",
         )
-    least: dict[str, Shape] = {}
-    for tensor in io.inputs:
-        name, whole = tensor.name, shapes[tensor.name]
-        rest = whole[1:] if spec.batch_size else whole
+    for name in (tensor.name for tensor in io.inputs):
+        rest = shapes[name][1:] if rows else shapes[name]
         if name in spec.input and name not in bound.input:
             raise _fault(config, f"graph lower bound spec expects shape for input '{name}'")
-        if name in bound.input:
-            dims = tuple(bound.input[name].dim)
-            if len(dims) != len(rest):
-                # The unclosed quote is Triton's.
-                raise _fault(
-                    config,
-                    f"graph lower bound spec expects to have '{len(rest)} dimensions, got "
-                    f"{len(dims)}",
-                )
-            for low, high in zip(dims, rest, strict=True):
-                if low > high:
-                    raise _fault(
-                        config,
-                        f"graph lower bound spec expects input '{name}' to have dimension <= "
-                        f"{high}",
-                    )
-            rest = dims
-        least[name] = (max(1, bound.batch_size), *rest) if spec.batch_size else rest
-    return least
+        if name not in bound.input:
+            continue
+        dims = tuple(bound.input[name].dim)
+        if len(dims) != len(rest):
+            # The unclosed quote is Triton's.
+            raise _fault(
+                config,
+                f"graph lower bound spec expects to have '{len(rest)} dimensions, got {len(dims)}",
+            )
+        if high := next((high for low, high in zip(dims, rest, strict=True) if low > high), None):
+            raise _fault(
+                config,
+                f"graph lower bound spec expects input '{name}' to have dimension <= {high}",
+            )
+    return max(1, bound.batch_size) if rows else 0
 
 
 def _fits(io: PlanIO, graph: GraphShapes) -> bool:
@@ -312,13 +299,11 @@ class PlanInstance:
         self._batched = options.batched
         self._owns_engine = owns_engine
         self._profiles = ProfileChoice(engine.io, profiles, name)
-        with self._device.current(f"make instance {name}"):
-            self._stream = Stream(self._device)
-            self._copies = Stream(self._device) if options.copy_stream else self._stream
+        with self._device:
+            self._stream = Stream(self._device, options.priority)
             self._through = GpuEvent(self._device, spin=options.busy_wait)
             self._copied = GpuEvent(self._device, spin=options.busy_wait)
-            ahead = PriorityStream(self._device, options.priority) if options.priority else None
-            self._context = Context(engine, self._stream, name, ahead)
+            self._context = Context(engine, self._stream, name)
             self._graphs = Graphs()
             try:
                 self._buffers = allocate_io(engine, self._context, profiles, options, name)
@@ -334,7 +319,7 @@ class PlanInstance:
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
         began_ns = time.monotonic_ns()
         try:
-            with self._device.current(f"run {self._name}"):
+            with self._device:
                 run = Run(requests, batched=self._batched)
                 enqueued_ns, ready_ns = self._run(run)
             responses = run.responses(self._buffers.mapped_outputs)
@@ -349,7 +334,7 @@ class PlanInstance:
         )
 
     def close(self) -> None:
-        with self._device.current(f"close {self._name}"):
+        with self._device:
             try:
                 self._stream.synchronize()
             finally:
@@ -377,8 +362,8 @@ class PlanInstance:
         return enqueued_ns, time.monotonic_ns()
 
     def _launch(self, run: Run, recorded: RecordedRun) -> int:
-        for name, slot in self._buffers.inputs.items():
-            run.read += slot.gather(run.requests, self._stream, recorded.wanted.shapes[name])
+        for slot in self._buffers.inputs.values():
+            run.read += slot.gather(run.requests, self._stream)
         enqueued_ns = time.monotonic_ns()
         try:
             recorded.graph.launch(self._stream)
@@ -450,29 +435,27 @@ class PlanInstance:
         return run.device_outputs.get(name)
 
     def _copy_to_host(self, run: Run) -> None:
-        """Copy the other requested outputs to the host, and wait for the copies."""
         for array in run.device_outputs.values():
             array.written(self._stream)
         names = [name for name in run.wanted if name not in run.device_outputs]
         if not names:
             return
-        if self._copies is not self._stream:
-            self._copies.wait(self._stream.record())
         buffers = self._buffers
         for name in names:
             if name in buffers.allocators:
                 shape, dtype = run.output_shapes[name], buffers.outputs[name].dtype
                 run.host_outputs[name] = np.empty(shape, dtype)
-                buffers.allocators[name].copy_to(run.host_outputs[name], self._copies)
+                buffers.allocators[name].copy_to(run.host_outputs[name], self._stream)
             elif name not in buffers.host:
                 slot = buffers.outputs[name]
-                run.host_outputs[name] = slot.begin_to_host(run.output_shapes[name], self._copies)
-        self._copied.record(self._copies).wait()
+                run.host_outputs[name] = slot.begin_to_host(run.output_shapes[name], self._stream)
+        self._copied.record(self._stream).wait()
         for name in names:
             if name in buffers.host:
                 run.host_outputs[name] = buffers.host.output(name)
             elif name not in buffers.allocators:
-                run.host_outputs[name] = buffers.outputs[name].owned(run.host_outputs[name])
+                # The next run writes to the pinned memory.
+                run.host_outputs[name] = run.host_outputs[name].copy()
 
 
 class Run:
@@ -513,20 +496,14 @@ class Run:
             uncounted: outputs that reached the host without a copy.
         """
         made: dict[str, Any] = {**self.host_outputs, **self.device_outputs}
-        parts: list[Tensors]
         if len(self.requests) == 1:
-            parts = [{name: Tensor(made[name]) for name in self.requests[0].outputs}]
+            split = {name: [array] for name, array in made.items()}
         else:
-            for name, array in made.items():
-                if array.shape[:1] != (self.rows,):
-                    raise InternalError(
-                        f"output '{name}' has shape {list(array.shape)} for a batch of {self.rows}"
-                    )
-            ends = np.cumsum(self._rows).tolist()
-            parts = [
-                {name: Tensor(made[name][begin:end]) for name in request.outputs}
-                for request, begin, end in zip(self.requests, [0, *ends], ends, strict=False)
-            ]
+            split = {name: rows_of(name, array, self._rows) for name, array in made.items()}
+        parts: list[Tensors] = [
+            {name: Tensor(split[name][at]) for name in request.outputs}
+            for at, request in enumerate(self.requests)
+        ]
         for request, part in zip(self.requests, parts, strict=True):
             for name, tensor in part.items():
                 if name in self.host_outputs and name not in uncounted:

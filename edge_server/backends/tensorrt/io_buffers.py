@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_config import Options, PlanIO
     from edge_server.backends.tensorrt.plan_options import Shape, Shapes
     from edge_server.gpu.device import Device
-    from edge_server.gpu.stream import PriorityStream, Stream
+    from edge_server.gpu.stream import Stream
 
 # The alignment of every address that TensorRT gets.
 ALIGNMENT_BYTES = 256
@@ -44,34 +44,29 @@ class StagingBuffer:
     Where the GPU accesses the host's memory both are the same (mapped pinned memory), and no copy
     is made. Otherwise pinned memory stands beside the device memory, for asynchronous copies.
 
-    Args:
-        pinned: False copies directly from and to the caller's array.
-
     Attributes:
-        host: the host's view; None without host memory of its own.
+        host: the host's view.
     """
 
-    def __init__(self, device: Device, nbytes: int, *, mapped: bool, pinned: bool) -> None:
+    def __init__(self, device: Device, nbytes: int, *, mapped: bool) -> None:
         self._device = device
-        self._pinned = pinned
         self.nbytes = max(1, nbytes)
         self.is_mapped = mapped
-        self.host: NDArray[np.uint8] | None = None
         self._memory: DeviceMemory | MappedMemory
+        self.host: NDArray[np.uint8]
         if mapped:
             self._memory = MappedMemory(device, (self.nbytes,), np.uint8)
             self.host = self._memory.array
         else:
             self._memory = DeviceMemory(device, self.nbytes)
-            if pinned:
-                self.host = pinned_array(device, (self.nbytes,), np.uint8)
+            self.host = pinned_array(device, (self.nbytes,), np.uint8)
 
     @property
     def pointer(self) -> int:
         return self._memory.pointer
 
     def larger(self, nbytes: int) -> StagingBuffer:
-        return StagingBuffer(self._device, nbytes, mapped=self.is_mapped, pinned=self._pinned)
+        return StagingBuffer(self._device, nbytes, mapped=self.is_mapped)
 
     def span(self, begin: int, nbytes: int) -> ByteSpan:
         return ByteSpan(self.pointer + begin, nbytes)
@@ -105,7 +100,6 @@ class InputSlot:
         return self._staging.pointer
 
     def begin(self) -> None:
-        """Release the arrays of the last run, which is done."""
         self._held.clear()
 
     def clear(self, stream: Stream) -> None:
@@ -126,23 +120,14 @@ class InputSlot:
         self._held.append(array)
         return array
 
-    def gather(
-        self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape | None = None
-    ) -> list[CudaArray]:
+    def gather(self, requests: Sequence[ExecuteRequest], stream: Stream) -> list[CudaArray]:
         """Copy all parts, one behind the other, to `pointer`.
-
-        Args:
-            into: a larger shape, in whose first corner the only part or the rows are put; the rest
-                is 0.
 
         Returns:
             The arrays that are read on the device: mark them read by this run.
         """
         staging = self._staging
         read: list[CudaArray] = []
-        if into is not None and self._is_inside(requests, into):
-            self._put_inside(requests, stream, into)
-            return read
         begin = copied_to = 0
         for request in requests:
             array = self._on_device(request)
@@ -157,35 +142,11 @@ class InputSlot:
                 continue
             part = self._part(request)
             end = begin + part.nbytes
-            if staging.host is not None:
-                staging.host[begin:end] = part
-            elif part.nbytes:
-                stream.to_device(staging.span(begin, part.nbytes), part)
-                copied_to = end
+            staging.host[begin:end] = part
             self._count(request, part.nbytes)
             begin = end
         self._flush(stream, copied_to, begin)
         return read
-
-    def _is_inside(self, requests: Sequence[ExecuteRequest], into: Shape) -> bool:
-        """Return whether `into` differs by more than additional rows at the end."""
-        return any(request.inputs[self.name].shape[1:] != into[1:] for request in requests)
-
-    def _put_inside(self, requests: Sequence[ExecuteRequest], stream: Stream, into: Shape) -> None:
-        whole = np.zeros(into, self.dtype)
-        row = 0
-        for request in requests:
-            array = request.inputs[self.name]
-            part = array.array if array.on_device is None else array.on_device.on_host()
-            corner = [slice(row, row + len(part)), *(slice(0, size) for size in part.shape[1:])]
-            whole[tuple(corner)] = part
-            row += len(part)
-            self._count(request, part.nbytes)
-        if self._staging.host is None:
-            stream.to_device(self._staging.span(0, whole.nbytes), whole)
-        else:
-            self._staging.host[: whole.nbytes] = as_bytes(whole)
-            self._flush(stream, 0, whole.nbytes)
 
     def _part(self, request: ExecuteRequest) -> NDArray[np.uint8]:
         tensor = request.inputs[self.name]
@@ -203,7 +164,7 @@ class InputSlot:
 
     def _flush(self, stream: Stream, begin: int, end: int) -> None:
         staging = self._staging
-        if begin < end and staging.host is not None and not staging.is_mapped:
+        if begin < end and not staging.is_mapped:
             stream.to_device(staging.span(begin, end - begin), staging.host[begin:end])
 
     def _count(self, request: ExecuteRequest, nbytes: int) -> None:
@@ -248,11 +209,7 @@ class OutputSlot:
         return self._written.pointer
 
     def array(self, shape: Shape, stream: Stream) -> CudaArray:
-        """Return device memory that its receiver may hold for any time.
-
-        Raises:
-            Unavailable: callers already hold too much of it.
-        """
+        """Return device memory that its receiver may hold for any time."""
         return self._pool.take(stream, shape, self.dtype)
 
     def copy_to(self, array: CudaArray, stream: Stream) -> None:
@@ -264,15 +221,10 @@ class OutputSlot:
         so far."""
         nbytes = self._bytes(shape)
         staging = self._written
-        # Without pinned memory the copy is done when this returns.
-        host = np.empty(nbytes, np.uint8) if staging.host is None else staging.host[:nbytes]
+        host = staging.host[:nbytes]
         if nbytes and not staging.is_mapped:
             stream.to_host(host, staging.span(0, nbytes))
         return host.view(self.dtype).reshape(shape)
-
-    def owned(self, host: NDArray[Any]) -> NDArray[Any]:
-        """Return a copy of the result of `begin_to_host` that the next run does not overwrite."""
-        return host if self._written.host is None else host.copy()
 
     def _bytes(self, shape: Shape) -> int:
         return element_count(shape) * self.dtype.itemsize
@@ -282,19 +234,13 @@ class Context:
     """Runs a plan on one stream, one batch after the other; for one thread at a time.
 
     Its settings persist: a model of fixed shapes is set once.
-
-    Args:
-        ahead: for runs of another priority than that of `stream`, in whose order they stay.
     """
 
-    def __init__(
-        self, engine: Engine, stream: Stream, name: str, ahead: PriorityStream | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, stream: Stream, name: str) -> None:
         self._device = engine.device
         self._io = engine.io
         self._stream = stream
         self._name = name
-        self._ahead = ahead
         self._context: trt.IExecutionContext = engine.context()
         self._profile = 0
         # An input with a fixed shape is never set.
@@ -306,11 +252,7 @@ class Context:
         self._addresses: dict[str, int] = {}
 
     def set_shapes(self, profile: int, shapes: Shapes) -> None:
-        """Set the shapes of the next runs; inputs that TensorRT reads on the host are bound before.
-
-        Raises:
-            InvalidRequest: TensorRT refuses these shapes.
-        """
+        """Set the shapes of the next runs; inputs that TensorRT reads on the host are bound."""
         context = self._context
         mark = trt_log().mark
         # The values of a shape tensor on the host may have changed.
@@ -362,20 +304,8 @@ class Context:
             DeviceLost: the GPU fails every call.
             InternalError: TensorRT refused; with TensorRT's text.
         """
-        if self._ahead is None:
-            self.enqueue_here()
-            return
-        self._ahead.begin(self._stream)
-        self._enqueue_on(self._ahead.handle)
-        self._ahead.end(self._stream)
-
-    def enqueue_here(self) -> None:
-        """Enqueue on the stream itself, for a recording."""
-        self._enqueue_on(self._stream.handle)
-
-    def _enqueue_on(self, handle: int) -> None:
         mark = trt_log().mark
-        if not self._context.execute_async_v3(handle):
+        if not self._context.execute_async_v3(self._stream.handle):
             self._check_device()
             raise InternalError(
                 f"failed to run TRT inference: unable to enqueue for inference {self._name}: "
@@ -418,7 +348,6 @@ class Context:
         )
 
     def _do_not_go_together(self, mark: int) -> InvalidRequest:
-        """Return the error for inputs whose shapes are valid alone, but not together."""
         return InvalidRequest(
             f"request specifies invalid shapes for {self._name}: they do not go together: "
             f"{trt_log().since(mark)}"
@@ -481,7 +410,6 @@ class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
         self.shape = tuple(shape)
 
     def copy_to(self, array: NDArray[Any], stream: Stream) -> None:
-        """Copy the last output to `array`, of its shape; the copy is done once `stream` is."""
         if self.memory is not None and array.nbytes:
             stream.to_host(array, ByteSpan(self.memory.pointer, array.nbytes))
 
@@ -510,7 +438,6 @@ class IoBuffers:
 
     @property
     def mapped_outputs(self) -> frozenset[str]:
-        """Names of the outputs that the host reads in place, without a copy."""
         mapped = {name for name, slot in self.outputs.items() if slot.is_mapped}
         return frozenset(mapped - self.allocators.keys())
 
@@ -525,13 +452,8 @@ class IoBuffers:
 def allocate_io(
     engine: Engine, context: Context, profiles: Sequence[int], options: Options, name: str
 ) -> IoBuffers:
-    """Allocate buffers for the largest inputs and outputs of `profiles`."""
     device, io = engine.device, engine.io
     mapped = options.mapped and device.integrated and device.can_map_host_memory
-
-    def staging(nbytes: int, *, pinned: bool) -> StagingBuffer:
-        return StagingBuffer(device, nbytes, mapped=mapped, pinned=pinned)
-
     sizes = _output_bytes(io, context, profiles)
     pool_bytes = max(_LEAST_POOL_BYTES, RESPONSES_ON_DEVICE * sum(sizes.values()))
     pool = BufferPool(device, pool_bytes, f"instance {name}")
@@ -542,10 +464,10 @@ def allocate_io(
         dtype = numpy_of(tensor)
         if tensor.is_input:
             most = max(element_count(io.bounds(tensor, p).max) for p in profiles)
-            memory = staging(most * dtype.itemsize, pinned=options.pinned_inputs)
+            memory = StagingBuffer(device, most * dtype.itemsize, mapped=mapped)
             inputs[tensor.name] = InputSlot(tensor.name, device, dtype, memory)
         else:
-            memory = staging(sizes[tensor.name], pinned=options.pinned_outputs)
+            memory = StagingBuffer(device, sizes[tensor.name], mapped=mapped)
             outputs[tensor.name] = OutputSlot(dtype, memory, pool)
     return IoBuffers(inputs, outputs, HostTensors(io, name), pool)
 
@@ -582,7 +504,6 @@ class HostTensors:
         return {name: held.ctypes.data for name, held in self._values.items()}
 
     def read(self, request: ExecuteRequest) -> Shapes:
-        """Store the shape inputs of `request`; return their values by input."""
         inputs = request.host_inputs() if self._values else {}
         for name, held in self._values.items():
             array = inputs[name].array

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.engine import trt_log, version_here
+from edge_server.backends.tensorrt.engine import open_runtime, trt_log, version_here
 from edge_server.backends.tensorrt.plan_cache import read_timings, write_timings
 from edge_server.backends.tensorrt.plan_options import (
     DeviceFacts,
@@ -34,6 +34,9 @@ from edge_server.backends.tensorrt.plan_options import (
 from edge_server.backends.tensorrt.plan_process import PhaseTree, PlanBuilt, Progressed, Step
 from edge_server.board.board import NVDLA_SUPPORT
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unsupported
+from edge_server.gpu.device import Device
+from edge_server.gpu.memory import DeviceMemory
+from edge_server.gpu.stream import Stream
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.tensorrt.plan_options import BuildOptions, Profile, Shape
     from edge_server.backends.tensorrt.plan_process import BuildJob, OnEvent
-    from edge_server.gpu.device import BareGpu
+    from edge_server.gpu.device import Gpu
 
 _REPORT_EVERY_S = 0.1
 
@@ -51,7 +54,7 @@ _REPORT_EVERY_S = 0.1
 def build_plan(
     job: BuildJob,
     facts: DeviceFacts,
-    gpu: BareGpu | None,
+    gpu: Gpu | None,
     on_event: OnEvent,
 ) -> PlanBuilt:
     """Write the plan of `job` to its `out`; return the data of its side-car.
@@ -59,9 +62,6 @@ def build_plan(
     Args:
         gpu: None without a GPU: TensorRT then refuses by itself; its desktop edition (TensorRT-RTX)
             does not.
-
-    Raises:
-        EdgeServerError: no plan was built; the text gives TensorRT's reason.
     """
     began = time.monotonic()
     options, version, timings = job.options, version_here(), Path(job.timing_cache)
@@ -72,7 +72,6 @@ def build_plan(
     network: trt.INetworkDefinition = builder.create_network(network_flags(version, typed=typed))
     # The parser owns the network's weights until the plan is built.
     parser = _parse(network, Path(job.onnx), options)
-    check_types(network, Path(job.onnx), options, version)
     config: trt.IBuilderConfig = builder.create_builder_config()
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_mib << 20)
     # Otherwise the inspector reports names only, without the placement of layers.
@@ -94,7 +93,8 @@ def build_plan(
     if calibrator is not None and calibrator.failure is not None:
         raise InvalidRequest(f"calibration failed: {calibrator.failure}")
     if plan is None:
-        raise InternalError(f"TensorRT {trt.__version__} built nothing: {_errors()}")
+        hint = "" if typed or options.precision != "fp32" else _half_hint(version)
+        raise InternalError(f"TensorRT {trt.__version__} built nothing: {_errors()}{hint}")
     write_timings(config, timings, facts)
     where, seen = None, dict[str, EngineTensor]()
     if gpu is not None:
@@ -258,13 +258,7 @@ def _information(engine: trt.ICudaEngine) -> str:
 
 
 def _open_engine(plan: Any, dla_core: int | None) -> Any:
-    runtime: trt.Runtime = trt.Runtime(trt_log().logger)
-    if dla_core is not None:
-        if dla_core >= runtime.num_DLA_cores:
-            raise Unsupported(f"no NVDLA core {dla_core} here: {runtime.num_DLA_cores} seen")
-        # Set before the plan is read: deserialization binds the plan to the runtime's core.
-        runtime.DLA_core = dla_core
-    engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
+    engine: trt.ICudaEngine | None = open_runtime(dla_core).deserialize_cuda_engine(plan)
     if engine is None:
         raise InternalError(f"TensorRT {trt.__version__} does not load the plan: {_errors()}")
     return engine
@@ -322,16 +316,11 @@ _TYPED_HINT = (
 
 
 def is_typed(options: BuildOptions, version: tuple[int, int]) -> bool:
-    """Return whether every tensor has the type that the ONNX file gives it."""
     return version >= (11, 0) or options.strongly_typed
 
 
 def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
-    """Check that this version of TensorRT supports the precision.
-
-    Raises:
-        InvalidRequest, Unsupported: it does not; the text gives the alternatives.
-    """
+    """Check that this version of TensorRT supports the precision."""
     number = ".".join(map(str, version))
     if options.strongly_typed and version < (10, 0):
         raise Unsupported(f"TensorRT {number} has no strongly typed networks, 10 is the first")
@@ -347,28 +336,6 @@ def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
         raise InvalidRequest("NVDLA calculates in FP16 and INT8 only; add --fp16 or --int8")
 
 
-def check_types(
-    network: trt.INetworkDefinition, onnx: Path, options: BuildOptions, version: tuple[int, int]
-) -> None:
-    """Check that the options allow the network's types.
-
-    Raises:
-        InvalidRequest: `onnx` is FP16-typed, and no option allows FP16; the text names the remedy.
-    """
-    if is_typed(options, version) or options.precision != "fp32":
-        return
-    found = _of_fp16(network)
-    if not found:
-        return
-    remedy = "--fp16 (plan_precision: fp16)"
-    if version >= (10, 0):
-        remedy = f"--strongly-typed (plan_strongly_typed: true) to keep its types, or {remedy}"
-    raise InvalidRequest(
-        f"{onnx}: is typed FP16 ({found}), which TensorRT {'.'.join(map(str, version))} takes only "
-        f"where FP16 is allowed; add {remedy}"
-    )
-
-
 def set_precision(
     network: trt.INetworkDefinition,
     config: trt.IBuilderConfig,
@@ -376,12 +343,7 @@ def set_precision(
     *,
     typed: bool,
 ) -> None:
-    """Let the layers calculate in the formats that `options` allow.
-
-    Raises:
-        InvalidRequest: INT8 is requested, and neither samples nor the network give the tensors'
-            ranges.
-    """
+    """Let the layers calculate in the formats that `options` allow."""
     if options.precision == "int8" and not options.calibration and not _is_quantised(network):
         remedy = "" if typed else ", or samples with --calibration DIR"
         raise InvalidRequest(
@@ -403,7 +365,7 @@ def set_calibrator(
     samples: Path,
     ranges: Profile,
     *,
-    gpu: BareGpu | None,
+    gpu: Gpu | None,
 ) -> Any:
     """Let TensorRT derive the ranges from `samples`; hold the returned object until the plan is
     built."""
@@ -415,9 +377,8 @@ def set_calibrator(
         # The minimum, whose batch size is 1: one sample per file.
         shape = ranges[tensor.name].min if tensor.name in ranges else tuple(tensor.shape)
         wanted[tensor.name] = shape, _numpy_type(tensor)
-    calibrator = make_calibrator(Samples(samples, wanted), gpu)
+    calibrator = make_calibrator(Samples(samples, wanted), Device(gpu.index))
     if calibrator is not None and hasattr(config, "int8_calibrator"):
-        gpu.enter()
         if ranges:
             config.set_calibration_profile(_fixed(builder, wanted))
         config.int8_calibrator = calibrator
@@ -440,21 +401,12 @@ def _fixed(builder: trt.Builder, wanted: Mapping[str, tuple[Shape, object]]) -> 
     return profile
 
 
-def _of_fp16(network: trt.INetworkDefinition) -> str:
-    """Return one tensor that the ONNX file types as FP16; empty if it has none."""
-    for index in range(network.num_inputs):
-        given: trt.ITensor = network.get_input(index)
-        if given.dtype == trt.DataType.HALF:
-            return f"input '{given.name}'"
-    for index in range(network.num_layers):
-        layer: trt.ILayer = network.get_layer(index)
-        # Weights may be FP16 in a network that is otherwise not.
-        if layer.type == trt.LayerType.CONSTANT:
-            continue
-        made = [layer.get_output(at) for at in range(layer.num_outputs)]
-        if any(tensor.dtype == trt.DataType.HALF for tensor in made if tensor is not None):
-            return f"layer '{layer.name}'"
-    return ""
+def _half_hint(version: tuple[int, int]) -> str:
+    """Return the remedy for an ONNX file that is typed FP16, which TensorRT refuses in silence."""
+    remedy = "--fp16 (plan_precision: fp16)"
+    if version >= (10, 0):
+        remedy = f"--strongly-typed (plan_strongly_typed: true) to keep its types, or {remedy}"
+    return f"; where the ONNX file is typed FP16, add {remedy}"
 
 
 def _is_quantised(network: trt.INetworkDefinition) -> bool:
@@ -511,7 +463,7 @@ class Samples:
         return np.ascontiguousarray(array, dtype)
 
 
-def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
+def make_calibrator(samples: Samples, device: Device) -> Any:
     """Return the calibrator that feeds `samples` to TensorRT; None if TensorRT has no calibration.
 
     The builder configuration does not own the calibrator: hold it until the plan is built. Its
@@ -526,6 +478,8 @@ def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._left = iter(samples)
+            self._stream = Stream(device)
+            self._memory: dict[str, DeviceMemory] = {}
             self.failure: Exception | None = None
 
         def get_batch_size(self) -> int:
@@ -536,10 +490,17 @@ def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
                 sample = next(self._left, None)
                 if sample is None:
                     return None
-                return [gpu.put(name, sample[name]) for name in names]
+                return [self._put(name, sample[name]) for name in names]
             except Exception as error:  # noqa: BLE001 - raised after the build
                 self.failure = error
                 return None
+
+        def _put(self, name: str, array: NDArray[Any]) -> int:
+            if name not in self._memory:
+                self._memory[name] = DeviceMemory(device, array.nbytes)
+            self._stream.to_device(self._memory[name], array)
+            self._stream.synchronize()
+            return self._memory[name].pointer
 
         def read_calibration_cache(self) -> None:
             """Return no cache: every build runs the samples."""

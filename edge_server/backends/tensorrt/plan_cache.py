@@ -98,7 +98,6 @@ class PlanCache:
     def find(
         self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
     ) -> Path | None:
-        """Return the path of that plan; None if the cache has no complete plan that fits."""
         plan = self.place(onnx, options, facts)
         try:
             side_car = read_side_car(plan)
@@ -117,7 +116,6 @@ class PlanCache:
         return plan
 
     def forget(self, plan: Path) -> None:
-        """Remove the plan, if it belongs to this cache."""
         if plan.parent.parent == self._folder:
             shutil.rmtree(plan.parent, ignore_errors=True)
 
@@ -143,9 +141,6 @@ def build_lock(on_wait: Callable[[], None]) -> Iterator[None]:
 
     Args:
         on_wait: called once, if another process or thread holds the lock.
-
-    Raises:
-        InternalError: the kernel refuses the lock for a permanent reason.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         waited = False
@@ -183,9 +178,6 @@ def ensure_plan(
 
     One plan is built at a time on a device; after the wait a caller takes the plan that the other
     build has cached, if it fits.
-
-    Raises:
-        EdgeServerError: no plan could be built.
     """
     if (found := cache.find(onnx, options, facts, model)) is not None:
         return found, False
@@ -201,9 +193,16 @@ def ensure_plan(
             plan.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InternalError(f"{plan.parent}: cannot be made: {error.strerror}") from error
-        noted = _noting(plan, build)
-        side_car = make_plan(onnx, plan, options, noted, on_event, timing_cache=cache.timing_cache)
-        forget_failure(plan)
+        timings = cache.timing_cache
+        try:
+            side_car = make_plan(onnx, plan, options, build, on_event, timing_cache=timings)
+        except Cancelled:
+            raise
+        except EdgeServerError as error:
+            note_failure(plan, error)
+            raise
+        with suppress(OSError):
+            plan.with_name(_NAME).unlink()
         if faults := compare(side_car, facts, model):
             raise InternalError(
                 f"the plan that was just built does not fit: {'; '.join(faults)}. If TensorRT was "
@@ -211,21 +210,6 @@ def ensure_plan(
             )
         cache.prune(keep=plan)
     return plan, True
-
-
-def _noting(plan: Path, build: Build) -> Build:
-    """Return `build`, which also notes its failure beside `plan`; one that was stopped is none."""
-
-    def noting(job: BuildJob, on_event: OnEvent) -> PlanBuilt:
-        try:
-            return build(job, on_event)
-        except Cancelled:
-            raise
-        except EdgeServerError as error:
-            note_failure(plan, error)
-            raise
-
-    return noting
 
 
 def _free_bytes(folder: Path) -> int:
@@ -288,9 +272,6 @@ def make_plan(
 
     Each file replaces its predecessor atomically. A power cut may fall between the two: the
     side-car's digest then no longer matches the plan.
-
-    Raises:
-        EdgeServerError: no plan was built, and the earlier files are unchanged.
     """
     onnx, plan = onnx.absolute(), plan.absolute()
     written = plan.with_name(f".{plan.name}.{os.getpid()}.tmp")
@@ -382,15 +363,9 @@ class _Failed(msgspec.Struct, frozen=True):
 
 
 def note_failure(plan: Path, error: EdgeServerError) -> None:
-    """Note that the build of `plan` failed; a disk that takes no note costs another build."""
     failed = _Failed(str(error), may_pass(error), boot_id(), _now_s())
     with suppress(OSError):
         atomic_write(plan.with_name(_NAME), msgspec.json.encode(failed))
-
-
-def forget_failure(plan: Path) -> None:
-    with suppress(OSError):
-        plan.with_name(_NAME).unlink()
 
 
 def check_not_failed(plan: Path, model: str) -> None:

@@ -76,22 +76,16 @@ class Options:
 
     Attributes:
         mapped: inputs and outputs lie in host memory that the GPU accesses, where it can.
-        pinned_inputs, pinned_outputs: copies go through pinned memory.
         graphs: batches run as CUDA graphs, where possible.
         busy_wait: a thread that waits for the GPU busy-waits instead of sleeping.
-        priority: of the runs among all work of the GPU; empty is the default. Recorded runs always
-            have the default.
-        copy_stream: outputs are copied to the host on a separate stream.
+        priority: of the runs among all work of the GPU; empty is the default.
         batched: tensors have a leading batch dimension.
     """
 
     mapped: bool = True
-    pinned_inputs: bool = True
-    pinned_outputs: bool = True
     graphs: bool = False
     busy_wait: bool = False
     priority: Literal["", "max", "min"] = ""
-    copy_stream: bool = False
     batched: bool = False
 
     @staticmethod
@@ -99,12 +93,9 @@ class Options:
         optimization = config.message.optimization
         return Options(
             mapped=parameters.mapped_memory,
-            pinned_inputs=optimization.input_pinned_memory.enable,
-            pinned_outputs=optimization.output_pinned_memory.enable,
             graphs=optimization.cuda.graphs,
             busy_wait=optimization.cuda.busy_wait_events,
             priority=_PRIORITIES.get(optimization.priority, ""),
-            copy_stream=optimization.cuda.output_copy_stream,
             batched=config.max_batch_size > 0,
         )
 
@@ -139,7 +130,6 @@ class PlanIO:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every input, and therefore every output, has a single shape."""
         return not any(-1 in t.shape or t.holds_shape for t in self.tensors)
 
     def ranges(self, profile: int) -> Mapping[str, Range]:
@@ -155,7 +145,6 @@ class PlanIO:
 
 
 def datatype_of(tensor: PlanTensor) -> DataType | None:
-    """Return the tensor's type; None if the protocol lacks it."""
     try:
         return DataType(tensor.datatype)
     except ValueError:
@@ -212,7 +201,6 @@ def _distance(ranges: Mapping[str, Range], sizes: Shapes) -> int:
 
 
 def _misfit(ranges: Mapping[str, Range], sizes: Shapes) -> tuple[str, str] | None:
-    """Return the first input that does not fit, and the reason; None where all fit."""
     for name, found in ranges.items():
         shape = sizes.get(name, found.opt)
         if len(shape) != len(found.opt):
@@ -420,7 +408,6 @@ def _spec(tensor: PlanTensor) -> TensorSpec:
 
 
 def _marked(config: ModelConfig, io: PlanIO) -> ModelConfig:
-    """Return `config` with the tensors that hold shapes marked as shape tensors."""
     names = {tensor.name for tensor in io.tensors if tensor.holds_shape}
     if not names:
         return config

@@ -28,7 +28,7 @@ from edge_server.tensors import shape_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from edge_server.gpu.device import BareGpu
+    from edge_server.gpu.device import Gpu
     from edge_server.model_config.config import ModelConfig
 
 Precision = Literal["fp32", "fp16", "int8"]
@@ -96,9 +96,6 @@ def build_options_of(config: ModelConfig) -> BuildOptions:
     `plan_precision` (fp32, fp16, int8), `plan_strongly_typed`, `plan_min`, `plan_opt`, `plan_max`
     (`input:1x3x360x640,other:4`; with a `;` between profiles), `plan_workspace_mib` and
     `plan_max_gpu_layers`.
-
-    Raises:
-        ModelConfigError: a parameter is invalid; the text names it.
     """
     parameters = config.parameters
     cores = [g.dla_core for g in config.instance_groups if g.dla_core is not None]
@@ -128,8 +125,6 @@ def build_options_of(config: ModelConfig) -> BuildOptions:
 def given_profiles(
     least: Sequence[str], best: Sequence[str], most: Sequence[str]
 ) -> tuple[GivenShapes, ...]:
-    """Return the given profiles; the first text of each argument belongs to the first profile, the
-    second to the second."""
     count = max(len(least), len(best), len(most))
     texts = ([*texts, *[""] * (count - len(texts))] for texts in (least, best, most))
     given = (GivenShapes(*map(shapes, three)) for three in zip(*texts, strict=True))
@@ -137,11 +132,7 @@ def given_profiles(
 
 
 def shapes(text: str) -> Shapes:
-    """Parse `input:1x3x360x640,other:4`, trtexec's form; names are not resolved yet.
-
-    Raises:
-        InvalidRequest: the text has another form.
-    """
+    """Parse `input:1x3x360x640,other:4`, trtexec's form; names are not resolved yet."""
     found: dict[str, Shape] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         # A tensor's name may itself contain a colon.
@@ -213,10 +204,6 @@ def profiles_for(inputs: Sequence[NetworkInput], options: BuildOptions) -> tuple
     A missing shape comes from the configuration: a batch from 1 to the model's `max_batch_size`,
     optimal at the maximum, other dimensions from its dims. A range given in part is filled with its
     given sizes.
-
-    Raises:
-        InvalidRequest: a size is neither given nor known, or is invalid; the text names the input
-            and the option to give.
     """
     _check_names(inputs, options)
     free = [i for i in inputs if i.holds_shape or -1 in i.shape]
@@ -418,12 +405,10 @@ class DeviceFacts:
 
     @property
     def sm(self) -> str:
-        """`sm_87`, the compilers' spelling."""
         return f"sm_{self.compute_capability.replace('.', '')}" if self.compute_capability else ""
 
     @property
     def version(self) -> tuple[int, int]:
-        """TensorRT's major and minor version; (0, 0) without TensorRT."""
         return version_of(self.tensorrt)
 
 
@@ -446,16 +431,14 @@ def full_version(reported: str, load: Callable[[str], Any] = ctypes.CDLL) -> str
 
 
 def version_of(text: str) -> tuple[int, int]:
-    """Return `10.3.0.30` as (10, 3)."""
     numbers = [int(part) for part in text.split(".")[:2] if part.isdecimal()]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
 
 
-def device_facts(gpu: BareGpu | None, tensorrt: str, dla_cores: int, reason: str) -> DeviceFacts:
-    """Return the facts of this device, with TensorRT's version as its bindings report it."""
+def device_facts(gpu: Gpu | None, tensorrt: str, dla_cores: int, reason: str) -> DeviceFacts:
     return DeviceFacts(
         tensorrt=full_version(tensorrt),
-        compute_capability=gpu.compute_capability if gpu else "",
+        compute_capability=".".join(map(str, gpu.compute_capability)) if gpu else "",
         gpu=gpu.name if gpu else "",
         multiprocessors=gpu.multiprocessors if gpu else 0,
         l4t=str(read_l4t(Path("/")) or ""),
@@ -518,16 +501,11 @@ class SideCar:
 
 
 def side_car_path(plan: Path) -> Path:
-    """`model.plan.json` beside `model.plan`."""
     return plan.with_name(f"{plan.name}.json")
 
 
 def read_side_car(plan: Path) -> SideCar | None:
-    """Read the side-car beside `plan`; None if the file does not exist.
-
-    Raises:
-        ModelConfigError: the file cannot be read, or is no side-car.
-    """
+    """Read the side-car beside `plan`; None if the file does not exist."""
     path = side_car_path(plan)
     with reading(path):
         try:

@@ -1,5 +1,5 @@
 """Work with TensorRT in a process that may crash, or be killed at any moment: its job, its events,
-and its result."""
+its result, and the functions `…_in_child` that it runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from edge_server.backends.tensorrt.plan_options import (
     Placed,
     PlanTensor,
     Profile,
+    device_facts,
 )
 from edge_server.board.resources import read_memory
 from edge_server.errors import Cancelled, InternalError, Unavailable
+from edge_server.gpu.device import Gpu
 from edge_server.process.child import (
     ChildFailed,
     ChildOptions,
@@ -114,7 +116,6 @@ class PhaseTree:
         self._phases[name] = _Phase(parent if parent in self._phases else "", max(1, steps))
 
     def step(self, name: str, step: int) -> None:
-        """Mark `step`, counted from 0, as done."""
         if name in self._phases:
             phase = self._phases[name]
             phase.done = min(max(phase.done, step + 1), phase.steps)
@@ -195,7 +196,7 @@ class BuildProgress:
 
 
 _WHO = "the process that works with TensorRT"
-_CHILD = "edge_server.backends.tensorrt.plan_child:"
+_CHILD = "edge_server.backends.tensorrt.plan_process:"
 # CUDA and TensorRT take seconds to start, on a busy board many.
 _INSPECTION_TIMEOUT_S = 120.0
 # A build is killed when the board's available memory falls below this: on a Jetson the GPU
@@ -247,11 +248,7 @@ def read_layers(plan: Path, dla_core: int | None) -> str:
 
 
 def probe_device(timeout_s: float = _INSPECTION_TIMEOUT_S) -> DeviceFacts:
-    """Return the facts of this device; `reason` says why it cannot build or run plans.
-
-    Raises:
-        EdgeServerError: the process failed, or exceeded `timeout_s`.
-    """
+    """Return the facts of this device; `reason` says why it cannot build or run plans."""
     return msgspec.convert(_inspect("device_in_child", timeout_s=timeout_s), DeviceFacts)
 
 
@@ -262,3 +259,47 @@ def _inspect(function: str, *arguments: object, timeout_s: float = _INSPECTION_T
         raise Unavailable(f"{_WHO} {error}") from None
     except ChildFailed as error:
         raise InternalError(f"{_WHO} {error}") from None
+
+
+def device_in_child() -> DeviceFacts:
+    """Return the facts of this device; `reason` says what is missing of GPU and TensorRT."""
+    return _device()[1]
+
+
+def build_in_child(send: OnEvent, job: dict[str, Any]) -> PlanBuilt:
+    gpu, facts = _device()
+    if not facts.tensorrt:
+        raise Unavailable(facts.reason)
+    # These modules import TensorRT.
+    from edge_server.backends.tensorrt.engine import trt_log  # noqa: PLC0415
+    from edge_server.backends.tensorrt.plan_builder import build_plan  # noqa: PLC0415
+
+    trt_log().on_message = lambda level, text: send(TrtMessage(level, text))
+    return build_plan(msgspec.convert(job, BuildJob), facts, gpu, send)
+
+
+def layers_in_child(plan: str, dla_core: int | None) -> str:
+    facts = device_in_child()
+    if facts.reason:
+        raise Unavailable(facts.reason)
+    from edge_server.backends.tensorrt.plan_builder import information  # noqa: PLC0415
+
+    return information(Path(plan).read_bytes(), dla_core)
+
+
+def _device() -> tuple[Gpu | None, DeviceFacts]:
+    gpu, reason = None, ""
+    try:
+        gpu = Gpu()
+    except Unavailable as error:
+        reason = str(error)
+    try:
+        # TensorRT may be missing, which is a normal state.
+        import tensorrt as trt  # noqa: PLC0415
+
+        from edge_server.backends.tensorrt.engine import dla_cores  # noqa: PLC0415
+    except ImportError as error:
+        missing = f"no TensorRT here: {error}; on a Jetson: apt install python3-libnvinfer"
+        return gpu, device_facts(gpu, "", 0, f"{reason}; {missing}".removeprefix("; "))
+    # A Runtime made without a driver crashes.
+    return gpu, device_facts(gpu, trt.__version__, dla_cores() if gpu else 0, reason)

@@ -36,7 +36,6 @@ GPU returns the same bits as one on the CPU, and leaves the planes on the GPU.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -59,7 +58,6 @@ from edge_server.gpu.preprocess_kernel import (
     FrameAddress,
     FrameLayout,
     FramePreprocess,
-    PreprocessArgs,
     kernel_image,
     kernel_name,
 )
@@ -181,9 +179,7 @@ class GpuPreprocess:
         only = wanted.frame.pixel_format
         undistorted = wanted.undistortion is not None
         self._kernels = {
-            each: module.kernel(
-                kernel_name(each, undistorted=undistorted), f"{ctypes.sizeof(PreprocessArgs)}s"
-            )
+            each: module.kernel(kernel_name(each, undistorted=undistorted))
             for each in ([only] if only else PixelFormat)
         }
         self._staging = FrameStaging(device, self._stream)
@@ -217,7 +213,7 @@ class GpuPreprocess:
         try:
             if any(wanted.planes.name in request.outputs for request, _ in taken):
                 # One context switch for all driver calls.
-                with self._device.current("preprocess"):
+                with self._device:
                     images = [self._image(request) for request, _ in taken]
                     launches = self._launches(images, [frames for _, frames in taken])
                     staged_ns = time.monotonic_ns()
@@ -249,7 +245,6 @@ class GpuPreprocess:
         self._map = None
 
     def _image(self, request: ExecuteRequest) -> CudaArray | NDArray[np.uint8]:
-        """Return the request's frames, on this GPU or on the host."""
         tensor = request.inputs[self._wanted.image]
         array = tensor.on_device
         if isinstance(array, CudaArray) and array.device is self._device:
@@ -405,7 +400,6 @@ class _Slot:
         self._host = np.empty(0, np.uint8)
 
     def of(self, nbytes: int, *, mapped: bool) -> NDArray[np.uint8]:
-        """Return the first `nbytes` of the slot; a smaller slot grows."""
         if self._host.nbytes < nbytes:
             if mapped:
                 memory = MappedMemory(self._device, (nbytes,), np.uint8)

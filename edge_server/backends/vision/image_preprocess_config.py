@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from edge_server.backends.contract import BackendParameters, check_parameters, read_parameters
+from edge_server.backends.contract import BackendParameters, check_parameters, parameters_of
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.gpu.preprocess_kernel import MAX_SIDE_PX, size_fault
@@ -45,7 +45,6 @@ class RequestFrames(NamedTuple):
     width: int
 
     def image(self, pixels: NDArray[np.uint8]) -> Image:
-        """Return one frame's array as an image, which is not copied."""
         return Image.of_packed(
             self.pixel_format, pixels if pixels.ndim == 3 else pixels[..., None], self.colour
         )
@@ -179,12 +178,8 @@ class FrameParameters:
 
     @staticmethod
     def of(config: ModelConfig) -> FrameParameters:
-        """Parse the parameters.
-
-        Raises:
-            ValueError: a value is invalid, alone or beside the others; the text names the remedy.
-        """
-        parameters = read_parameters(config, ImagePreprocessParameters)
+        """Parse the parameters."""
+        parameters = parameters_of(config, ImagePreprocessParameters)
         pixel_format = _pixel_format(parameters.pixel_format)
         colour = Colour(
             choice(ColourMatrix, "color_matrix", parameters.color_matrix),
@@ -228,8 +223,6 @@ class Preprocessing:
 
     @staticmethod
     def of(config: ModelConfig) -> Preprocessing:
-        """Return the preprocessing that a configuration describes; `check_config` has validated
-        it."""
         planes, size = _planes_output(config), _size_output(config)
         assert planes is not None  # noqa: S101 - `check_config` has validated it
         frame = FrameParameters.of(config)
@@ -245,12 +238,7 @@ class Preprocessing:
         )
 
     def frames_of(self, shape: tuple[int, ...], parameters: Parameters) -> RequestFrames:
-        """Return the frames of a request whose input has that shape.
-
-        Raises:
-            InvalidRequest: the input is empty, a side is longer than `MAX_SIDE_PX`, or shape,
-                request parameters, crop and calibration do not fit each other.
-        """
+        """Return the frames of a request whose input has that shape."""
         if 0 in shape:
             raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)} is empty")
         count, dims = (shape[0], shape[1:]) if self.batched else (1, shape)
@@ -268,18 +256,14 @@ class Preprocessing:
         return frames
 
     def region(self, frames: RequestFrames) -> CropRegion:
-        """Return the region of such a frame that is resized, in px of the frame (with a lens: of
-        the undistorted frame)."""
         return self.frame.crop or CropRegion(0, 0, frames.width, frames.height)
 
     def size_tensor(self, frames: RequestFrames) -> Tensor:
-        """Return the height and width of the resized region, once per frame."""
         region = self.region(frames)
         sizes = np.full((frames.frame_count, 2), (region.height, region.width), np.int32)
         return Tensor(sizes if self.batched else sizes[0])
 
     def _size_fault(self, frames: RequestFrames) -> str:
-        """Return why a frame of that size cannot be preprocessed; empty when it can."""
         frame, width, height = self.frame, frames.width, frames.height
         if fault := size_fault(frames.pixel_format, width, height):
             return fault

@@ -24,7 +24,7 @@ from edge_server.backends.contract import (
     TensorModel,
     Tensors,
     check_parameters,
-    read_parameters,
+    parameters_of,
 )
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.lanes.decode import (
@@ -80,7 +80,7 @@ def load(context: LoadContext) -> TensorModel:
     size = _named(config.inputs, DataType.INT32, rank=1)
     points = _named(config.outputs, DataType.FP32, rank=3)
     scores = _named(config.outputs, DataType.FP32, rank=1)
-    parameters = read_parameters(config, LaneDecodeParameters)
+    parameters = parameters_of(config, LaneDecodeParameters)
     batched = config.max_batch_size > 0
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:

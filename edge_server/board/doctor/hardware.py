@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from edge_server.board.installation import remedy
 from edge_server.board.resources import BoardMemory
 
 if TYPE_CHECKING:
@@ -141,22 +140,20 @@ def gpu_nodes(evidence: Evidence) -> Finding:
             "in a container: --runtime nvidia; elsewhere flash the board anew",
         )
     refused = [node for node in board.gpu_nodes if not node.usable]
-    open_nodes = f"{len(board.gpu_nodes) - len(refused)} device files open to {user}"
-    if evidence.driver_works and evidence.driver_tried_by_account:
+    found = f"{len(board.gpu_nodes) - len(refused)} device files open to {user}"
+    works = evidence.driver_works and evidence.driver_tried_by_account
+    if not works:
         # Some files are for root on every board, such as those that switch the GPU's power, and
         # /dev/nvmap may be read-only: a successful start of CUDA proves more than the modes.
-        others = f", {len(refused)} not, which CUDA does not need to start" if refused else ""
-        return ok(f"{open_nodes}{others}")
-    curable = [node for node in refused if node.group]
-    if curable:
-        names = ", ".join(node.path for node in curable)
-        return fault(f"closed to {user}: {names}", join_groups(curable, user))
-    if any(node.path == "/dev/nvmap" and node.for_root for node in refused):
-        return fault(
-            "/dev/nvmap is open to root only", "reinstall the udev rules of nvidia-l4t-init"
-        )
-    others = f", {len(refused)} not, by their modes" if refused else ""
-    return ok(f"{open_nodes}{others}")
+        if curable := [node for node in refused if node.group]:
+            names = ", ".join(node.path for node in curable)
+            return fault(f"closed to {user}: {names}", join_groups(curable, user))
+        if any(node.path == "/dev/nvmap" and node.for_root for node in refused):
+            return fault(
+                "/dev/nvmap is open to root only", "reinstall the udev rules of nvidia-l4t-init"
+            )
+    why = "which CUDA does not need to start" if works else "by their modes"
+    return ok(found + (f", {len(refused)} not, {why}" if refused else ""))
 
 
 def driver(evidence: Evidence) -> Finding:
@@ -207,8 +204,8 @@ def cuda_runtime(evidence: Evidence) -> Finding:
         if not board.is_jetson and not evidence.driver_works:
             return ok("none, and none needed on the CPU")
         found = result.problem or "libcudart.so is not found"
-        package = _cudart_package(board.jetpack.cuda if board.jetpack else "")
-        return warning(f"{found}: TensorRT needs it", f"sudo apt install {package}")
+        cuda = (board.jetpack.cuda if board.jetpack else "12.6").replace(".", "-")
+        return warning(f"{found}: TensorRT needs it", f"sudo apt install cuda-cudart-{cuda}")
     found = f"CUDA {version} ({result.facts['library']})"
     drivers = evidence.result("driver").facts.get("version", version)
     if _major(version) > _major(drivers):
@@ -217,32 +214,6 @@ def cuda_runtime(evidence: Evidence) -> Finding:
             "use the CUDA of this JetPack" if board.is_jetson else "update NVIDIA's driver",
         )
     return ok(found)
-
-
-def pycuda(evidence: Evidence) -> Finding:
-    """pycuda can run edge-server's own kernels."""
-    result = evidence.result("pycuda")
-    facts = result.facts
-    needed = evidence.board.is_jetson or evidence.driver_works
-    if result.problem:
-        found = f"pycuda cannot be imported: {result.problem}"
-        if not needed:
-            return ok(f"{found}; none needed on the CPU")
-        if not evidence.driver_works:
-            return warning(found, "mend the driver first")
-        return fault(found, remedy("pycuda"))
-    if facts.get("missing"):
-        if not needed:
-            return ok("none, and none needed on the CPU")
-        return warning(
-            "pycuda is not installed: images are preprocessed on the CPU",
-            remedy("pycuda"),
-        )
-    return ok(f"pycuda {facts['version']}")
-
-
-def _cudart_package(cuda: str) -> str:
-    return f"cuda-cudart-{cuda.replace('.', '-')}" if cuda else "cuda-cudart-12-6"
 
 
 def _major(version: str) -> int:

@@ -74,16 +74,6 @@ def cuda_runtime() -> Facts:
     return {"missing": True}
 
 
-def pycuda() -> Facts:
-    facts = _imported("pycuda", "VERSION_TEXT")
-    if "version" in facts:
-        try:
-            importlib.import_module("pycuda.driver")
-        except Exception as error:  # noqa: BLE001 - a library's import may raise any exception
-            facts["error"] = _summary(error)
-    return facts
-
-
 def tensorrt() -> Facts:
     return _imported("tensorrt")
 

@@ -177,27 +177,11 @@ def nvdla(evidence: Evidence) -> Finding:
             _REFERENCE,
         )
     if not evidence.driver_works or "version" not in evidence.result("tensorrt").facts:
-        return warning("unknown until driver and TensorRT work", "mend those first")
+        return warning("unknown until driver and TensorRT work", "fix those first")
     found = result.problem or f"{cores} cores"
     return fault(
         f"{found}, where {board.module.nvdla_cores if board.module else 'some'} should be",
         f"ls -l /dev/nvhost-*nvdla*; {_REINSTALL}",
-    )
-
-
-def nvdla_compiler(evidence: Evidence) -> Finding:
-    """The NVDLA compiler library, required by TensorRT on JetPack 6, is installed.
-
-    Without it `import tensorrt` fails, and models silently run on the CPU.
-    """
-    board = evidence.board
-    if board.nvdla_compiler is not None:
-        return ok(board.nvdla_compiler)
-    if board.jetpack is None or board.jetpack.nvdla != "yes":
-        return ok("none, and none belongs here")
-    return fault(
-        f"{_COMPILER} is not there: TensorRT of JetPack {board.jetpack.version} needs it",
-        f"{_REINSTALL}; in a container: --runtime nvidia",
     )
 
 
@@ -274,7 +258,7 @@ def settings(evidence: Evidence) -> Finding:
     """The daemon can read its settings."""
     configuration = evidence.configuration
     if configuration.settings is None:
-        return fault(configuration.error, f"mend it; then edge-server check{_config(evidence)}")
+        return fault(configuration.error, f"fix it; then edge-server check{_config(evidence)}")
     notes = configuration.settings.without_effect()
     if notes:
         return warning("; ".join(notes), f"edge-server check{_config(evidence)}")
@@ -286,7 +270,7 @@ def settings(evidence: Evidence) -> Finding:
 def grpc_port(evidence: Evidence) -> Finding:
     """The port is free, or held by the daemon itself."""
     if evidence.configuration.settings is None:
-        return warning(_LATER, "mend those first")
+        return warning(_LATER, "fix those first")
     wanted = evidence.configuration.settings.grpc
     if not wanted.enabled or wanted.port == 0:
         return ok("any that is free" if wanted.enabled else "gRPC is off")
@@ -308,7 +292,7 @@ def grpc_port(evidence: Evidence) -> Finding:
         return ok(f"{where} is taken, likely by the daemon, which runs")
     if wanted.tls.on or wanted.restricted:
         return warning(
-            f"{where} is taken, by a daemon or something else: it identifies itself to nobody", stop
+            f"{where} is taken, by a daemon or something else: it does not identify itself", stop
         )
     return fault(f"{where} is taken by something that does not speak Triton's protocol", stop)
 
@@ -316,7 +300,7 @@ def grpc_port(evidence: Evidence) -> Finding:
 def broker(evidence: Evidence) -> Finding:
     """The configured MQTT broker accepts connections."""
     if evidence.configuration.settings is None:
-        return warning(_LATER, "mend those first")
+        return warning(_LATER, "fix those first")
     wanted = evidence.configuration.settings.mqtt
     if wanted is None:
         return ok("none is configured: nothing is published")
@@ -324,7 +308,7 @@ def broker(evidence: Evidence) -> Finding:
     where = f"{wanted.host}:{wanted.port}"
     if result.problem:
         return warning(
-            f"{where}: {result.problem}; the daemon goes on, and tries again",
+            f"{where}: {result.problem}; the daemon runs without it, and tries again",
             f"start it, or give its address: [mqtt] in the settings{_config(evidence)}",
         )
     return ok(f"{where} takes connections")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from contextlib import suppress
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,12 +51,7 @@ _DESCRIPTORS = (
 
 
 class Topic(NamedTuple):
-    """A channel of a file.
-
-    Attributes:
-        schema: the full name of its messages' type.
-        metadata: pairs of the channel's metadata.
-    """
+    """A channel of a file."""
 
     name: str
     schema: str
@@ -86,13 +82,7 @@ class Arrival(NamedTuple):
 
 
 class FrameMessages:
-    """Makes the messages of frames; for one thread.
-
-    Args:
-        identity: of this device.
-        quality, width: see `RecorderSection`.
-        calibration: returns that of a camera, by its name.
-    """
+    """Makes the messages of frames; for one thread."""
 
     def __init__(
         self,
@@ -200,7 +190,6 @@ class RingEntry(NamedTuple):
     """Messages that belong together.
 
     Attributes:
-        number: counts the entries.
         mono_ns: `time.monotonic_ns()` at which the recorder got them.
     """
 
@@ -211,11 +200,7 @@ class RingEntry(NamedTuple):
 
 
 class Ring:
-    """The entries of the last `keep_s`, and no more than `most_bytes`; safe from any thread.
-
-    Attributes:
-        size_bytes: of the entries.
-    """
+    """The entries of the last `keep_s`, and no more than `most_bytes`; safe from any thread."""
 
     def __init__(self, keep_s: float, most_bytes: int) -> None:
         self.size_bytes = 0
@@ -294,20 +279,27 @@ class _Output:
 
 
 class McapWriter:
-    """Writes `path` with the suffix `.part`, and names it `path` when it is whole.
+    """Writes `path` with a suffix, and names it `path` when it is whole.
 
     Args:
-        path: the file.
-        metadata: of the recording.
+        schema: returns the definition of a type of messages by its full name.
 
     Raises:
         OSError: of every method too: the disk is full, or failed. Only `abandon` may follow.
     """
 
-    def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        metadata: Mapping[str, str],
+        *,
+        suffix: str = PART,
+        schema: Callable[[str], bytes] = schema_data,
+    ) -> None:
         self.path = path
-        self.part = path.with_name(path.name + PART)
+        self.part = path.with_name(path.name + suffix)
         self.messages = 0
+        self._schema = schema
         self._output = _Output(self.part)
         # JPEGs do not get smaller; compression would cost 1 ms for each.
         self._writer = Writer(self._output, _CHUNK_BYTES, CompressionType.NONE)
@@ -328,15 +320,21 @@ class McapWriter:
     def write(self, message: RecordedMessage) -> None:
         """Add a message; it is in the file with the end of its chunk."""
         topic = message.topic
-        channel = self._channels.get(topic)
-        if channel is None:
-            schema = self._schema(topic.schema)
-            channel = self._channels[topic] = self._writer.register_channel(
-                topic.name, "protobuf", schema, dict(topic.metadata)
+        if topic.schema not in self._schemas:
+            self._schemas[topic.schema] = self._writer.register_schema(
+                topic.schema, "protobuf", self._schema(topic.schema)
+            )
+        if topic not in self._channels:
+            self._channels[topic] = self._writer.register_channel(
+                topic.name, "protobuf", self._schemas[topic.schema], dict(topic.metadata)
             )
         self.messages += 1
         self._writer.add_message(
-            channel, message.log_ns, message.data, message.publish_ns, self.messages % 2**32
+            self._channels[topic],
+            message.log_ns,
+            message.data,
+            message.publish_ns,
+            self.messages % 2**32,
         )
 
     def sync(self) -> None:
@@ -344,11 +342,7 @@ class McapWriter:
         self._output.sync()
 
     def finish(self, name: str = "") -> Path:
-        """Complete the file, name it, and return its path.
-
-        Args:
-            name: instead of the one that it was made for.
-        """
+        """Complete the file, name it, and return its path."""
         self._writer.finish()
         self._output.close()
         path = self.path.with_name(name or self.path.name)
@@ -357,18 +351,10 @@ class McapWriter:
 
     def abandon(self) -> None:
         """Leave the file as it is; one without a message is removed. Raises nothing."""
-        try:
+        with suppress(OSError):
             self._output.close()
             if not self.size or not self.messages:
                 self.part.unlink(missing_ok=True)
-        except OSError:
-            pass
-
-    def _schema(self, name: str) -> int:
-        if name not in self._schemas:
-            data = schema_data(name)
-            self._schemas[name] = self._writer.register_schema(name, "protobuf", data)
-        return self._schemas[name]
 
 
 def recover(part: Path) -> Path | None:
@@ -378,47 +364,26 @@ def recover(part: Path) -> Path | None:
     Raises:
         OSError: the disk is full, or failed; `part` stays.
     """
-    records = Records(part)
-    whole = part.with_name(part.name + RECOVERING)
-    output = _Output(whole)
-    count = 0
-    try:
-        writer = Writer(output, _CHUNK_BYTES, CompressionType.NONE)
-        writer.start(library="edge-server")
-        schemas: dict[str, int] = {}
-        channels: dict[int, int] = {}
-        for schema, channel, message in records:
-            if not count:
-                about = records.metadata.get(RECORDING, {})
-                writer.add_metadata(RECORDING, {**about, "recovered": "true"})
-            count += 1
-            if channel.id not in channels:
-                name = "" if schema is None else schema.name
-                if schema is not None and name not in schemas:
-                    schemas[name] = writer.register_schema(name, schema.encoding, schema.data)
-                channels[channel.id] = writer.register_channel(
-                    channel.topic,
-                    channel.message_encoding,
-                    schemas.get(name, 0),
-                    dict(channel.metadata),
-                )
-            writer.add_message(
-                channels[channel.id],
-                message.log_time,
-                message.data,
-                message.publish_time,
-                message.sequence,
-            )
-        writer.finish()
-        output.close()
-    except BaseException:
-        output.close()
-        whole.unlink(missing_ok=True)
-        raise
+    records, schemas = Records(part), dict[str, bytes]()
     path = part.with_name(part.name.removesuffix(PART))
-    if count:
-        atomic_replace(whole, path)
-    else:
-        whole.unlink()
+    writer: McapWriter | None = None
+    try:
+        for schema, channel, message in records:
+            if writer is None:
+                about = {**records.metadata.get(RECORDING, {}), "recovered": "true"}
+                suffix = PART + RECOVERING
+                writer = McapWriter(path, about, suffix=suffix, schema=schemas.__getitem__)
+            if schema is not None:  # ours all have one
+                schemas[schema.name] = schema.data
+                topic = Topic(channel.topic, schema.name, tuple(channel.metadata.items()))
+                stamps = message.log_time, message.publish_time
+                writer.write(RecordedMessage(topic, *stamps, message.data))
+        if writer is not None:
+            writer.finish()
+    except BaseException:
+        if writer is not None:
+            writer.abandon()
+            writer.part.unlink(missing_ok=True)
+        raise
     part.unlink()
-    return path if count else None
+    return None if writer is None else path

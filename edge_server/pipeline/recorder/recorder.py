@@ -44,15 +44,6 @@ class Recorder:
 
     Attributes:
         dropped: number of frames that the encoder had no time for.
-        workers: the encoder's and the writer's.
-
-    Args:
-        section: mode, times and what is recorded.
-        files: where; closed at the end.
-        identity: of this device.
-        events: of this device.
-        calibration: returns that of a camera, by its name.
-        clock_ns: as `time.monotonic_ns`.
     """
 
     def __init__(

@@ -43,10 +43,8 @@ class RecordingFiles:
 
     Args:
         directory: is made where it is missing.
-        boot_id: of this boot.
         most_bytes: the recordings never take more, the one that is being written included.
         reserve_bytes: free space that they leave on the disk; see `floor_bytes`.
-        free: returns the free bytes of the directory's disk.
 
     Raises:
         SettingsError, Unavailable: the directory cannot be made or written to, or is another
@@ -121,34 +119,29 @@ class RecordingFiles:
     def make_room(self, writing_bytes: int, more_bytes: int, keep: Path | None = None) -> str:
         """Delete recordings until `more_bytes` fit; return why they do not fit, or "".
 
-        Args:
-            writing_bytes: size of the file that is being written.
-            more_bytes: what is to be written next.
-            keep: a recording that is not deleted.
-
         Raises:
             OSError: the disk does not report its free space.
         """
-        deletable: list[Path] | None = None
-        while True:
-            over = self.used_bytes + writing_bytes + more_bytes > self.most_bytes
-            low = self._free(self.directory) < self._floor_bytes + more_bytes
-            if not over and not low:
-                return ""
-            if deletable is None:
-                # Somebody may have moved recordings to another machine.
-                self._sizes = {path: size for path, size in self._sizes.items() if path.exists()}
-                deletable = [path for path in self._deletable() if path != keep]
-                continue
-            if not deletable:
-                if low:
-                    return f"the disk has less than {self._floor_bytes >> 20} MiB free"
+
+        def lacks() -> str:
+            if self._free(self.directory) < self._floor_bytes + more_bytes:
+                return f"the disk has less than {self._floor_bytes >> 20} MiB free"
+            if self.used_bytes + writing_bytes + more_bytes > self.most_bytes:
                 return "the files of events take all of recorder.max_bytes"
-            path = deletable.pop(0)
-            with suppress(FileNotFoundError):
-                path.unlink()
-            del self._sizes[path]
-            log.debug("recorder: %s deleted, to make room", path.name)
+            return ""
+
+        if not lacks():
+            return ""
+        # Somebody may have moved recordings to another machine.
+        self._sizes = {path: size for path, size in self._sizes.items() if path.exists()}
+        for path in self._deletable():
+            if not lacks():
+                return ""
+            if path != keep:
+                path.unlink(missing_ok=True)
+                del self._sizes[path]
+                log.debug("recorder: %s deleted, to make room", path.name)
+        return lacks()
 
     def try_writing(self) -> None:
         """Write a block, and remove it.
@@ -258,14 +251,6 @@ class RecordingWriter:
         lost: number of frames and events that no longer were in memory when the disk was ready; the
             open chunk of a file that the disk broke off is not counted.
         failure: why nothing is written now; "" while the disk takes what there is.
-        written_bytes: of the completed files.
-
-    Args:
-        section: mode and times.
-        files: where.
-        identity: of this device.
-        ring: what there is to write.
-        clock_ns: as `time.monotonic_ns`.
     """
 
     def __init__(
@@ -354,7 +339,7 @@ class RecordingWriter:
         """
         if self._section.mode == "events" and self._wanted is None:
             if self.failure and now_ns >= self._retry_at_ns:
-                self._try_disk(now_ns)
+                self._go_on(now_ns)
             return
         if self._file is None and now_ns < self._retry_at_ns:
             return
@@ -379,26 +364,22 @@ class RecordingWriter:
             for message in entry.messages:
                 self._file.write(message)
             self._written = entry.number
-        if self.failure and self._file is None:
-            self._try_disk(now_ns)
-        elif self.failure:
-            self._go_on("written again")
+        if self.failure:
+            self._go_on(now_ns)
 
-    def _try_disk(self, now_ns: int) -> None:
-        """End a failure although there is nothing to write: nobody shall take it for a present one.
+    def _go_on(self, now_ns: int) -> None:
+        """End a failure where the disk takes something again, and make whole what it left.
 
         Raises:
             OSError: the disk still takes nothing.
         """
-        reason = self._files.make_room(0, 2 * OVERHEAD_BYTES)
-        if reason:
-            self._fail(reason, now_ns)
-            return
-        self._files.try_writing()
-        self._go_on("the disk takes recordings again")
-
-    def _go_on(self, text: str) -> None:
-        """Note that the failure is over, and make whole what it left."""
+        text = "written again"
+        if self._file is None:  # there is nothing to write
+            if reason := self._files.make_room(0, 2 * OVERHEAD_BYTES):
+                self._fail(reason, now_ns)
+                return
+            self._files.try_writing()
+            text = "the disk takes recordings again"
         log.info("recorder: %s", text)
         self.failure = ""
         self._files.recover()
@@ -446,13 +427,8 @@ class RecordingWriter:
     def _fail(self, reason: str, now_ns: int) -> None:
         """Record nothing for a while; the log says so once."""
         self._retry_at_ns = now_ns + round(_RETRY_S * 1e9)
-        file, self._file = self._file, None
-        if file is not None:
-            try:
-                self._files.add(file.finish(with_cause(file.path.name, self._file_cause)))
-            except OSError:
-                file.abandon()
-                self._files.add(file.part)
+        with suppress(OSError):
+            self._finish(now_ns)
         if reason != self.failure:
             log.error("recorder: nothing is recorded: %s; lanes go on", reason)
         self.failure = reason

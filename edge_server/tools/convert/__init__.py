@@ -2,5 +2,5 @@
 steps.
 
 A framework's own code stands in `steps` and runs in an interpreter that has the framework: this
-one, one that the user names, or a virtual environment that `formats` makes.
+one, or one that the user names.
 """

@@ -18,8 +18,8 @@ from edge_server.tools.convert.formats import (
     ONNX,
     OPENVINO,
     SOURCES,
-    Interpreters,
     SourceModel,
+    interpreter_having,
     paddle_program,
     write_model,
 )
@@ -50,13 +50,11 @@ def run_step(
     *,
     verbose: bool,
 ) -> dict[str, Any]:
-    """Run a function of `steps` with `arguments` in `python`; return its result.
+    """Run a function of `steps` in `python`; return its result.
 
     Args:
-        python: the interpreter.
         step: the module and the function.
         arguments: what JSON can carry.
-        progress: called with the text of each step.
         verbose: show what the framework prints.
 
     Raises:
@@ -131,11 +129,9 @@ class OutputError:
 
 
 def compare(folder: Path, count: int, limit: float) -> list[OutputError]:
-    """Return the error of each output over `count` samples, whose files lie in `folder`.
+    """Return the error of each output over `count` samples, `source-N.npz` and `result-N.npz`.
 
     Args:
-        folder: has `source-N.npz` and `result-N.npz`.
-        count: number of samples.
         limit: the largest error, as a share of the source's largest magnitude.
 
     Raises:
@@ -235,7 +231,7 @@ class Conversion:
         self._result.parent.mkdir()
 
     def find_interpreters(self) -> None:
-        """Find what every stage needs before the first begins, which may take minutes.
+        """Find what every stage needs before the first begins.
 
         Raises:
             InvalidRequest: the source does not become what is wanted.
@@ -243,13 +239,12 @@ class Conversion:
         """
         arguments = self._arguments
         self._first_function()
-        interpreters = Interpreters(arguments.python, arguments.isolated, self._show)
         needed = [self._format.framework, self._destination.framework]
         if arguments.to != "graphdef":
             needed.append(ONNX)
         for framework in needed:
             if framework.name not in self._pythons:
-                self._pythons[framework.name] = interpreters.having(framework)
+                self._pythons[framework.name] = interpreter_having(framework, arguments.python)
 
     def make(self) -> Converted:
         """Run the stages, and the result on the inputs of the source."""
@@ -345,11 +340,11 @@ class Conversion:
         elif self._format is SOURCES["graphdef"]:
             found["outputs"] = outputs
         elif self._format.module == "torch_models":
-            found |= {"inputs": arguments.shapes or source.inputs, "outputs": outputs}
+            found |= {"inputs": arguments.input or source.inputs, "outputs": outputs}
         if self._format is SOURCES["torch-module"]:
-            found["module_path"] = arguments.module_path
+            found["module_path"] = arguments.module_path or ""
         if self._format is SOURCES["torch-weights"]:
-            found["module"] = arguments.module
+            found["module"] = arguments.module or ""
         return found
 
     def _sampling(self) -> dict[str, Any]:
@@ -359,7 +354,7 @@ class Conversion:
             "count": arguments.samples,
             "seed": arguments.seed,
             "recorded": self.recorded,
-            "sizes": {name: shape for name, _, shape in arguments.shapes if name},
+            "sizes": {name: shape for name, _, shape in arguments.input if name},
         }
 
     def _step(

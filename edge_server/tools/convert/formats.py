@@ -1,21 +1,12 @@
 """What a model file is of, what can be made of it, which interpreter does that, and the directory
-of the result.
-
-An isolated environment is a virtual environment below the user's cache directory, with packages
-between tested bounds. So the packages of a framework, TensorFlow's numpy and protobuf above all,
-never meet the daemon's.
-"""
+of the result."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import platform
 import shutil
-import subprocess
 import sys
 import zipfile
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,20 +17,16 @@ import numpy as np
 from edge_server.errors import ModelConfigError, SettingsError, Unavailable
 from edge_server.model_config.files import CONFIG_NAME, read_labels
 from edge_server.model_config.parse import read_model_config
-from edge_server.process.child import ChildFailed, environ_for, missing_modules
-from edge_server.process.disk import cache_directory
+from edge_server.process.child import ChildFailed, missing_modules
 from edge_server.process.in_child import missing
 from edge_server.repository.scan import files_in
 from edge_server.tensors import DataType
 from edge_server.tools.convert.steps.step import TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from edge_server.tools.convert.steps.step import TensorInfo
-
-_COMPLETE = "edge-server-complete"
-_LAST_LINES = 3
 
 
 @dataclass(frozen=True)
@@ -106,110 +93,25 @@ OPENVINO = FrameworkPackages(
 )
 
 
-@dataclass(frozen=True)
-class Interpreters:
-    """Where to look for frameworks.
-
-    Attributes:
-        pythons: interpreters that the user names; asked first.
-        isolated: make an environment for each framework.
-        progress: called with each step.
-    """
-
-    pythons: Sequence[Path]
-    isolated: bool
-    progress: Callable[[str], None]
-
-    def having(self, framework: FrameworkPackages) -> Path:
-        """Return an interpreter that has `framework`.
-
-        Raises:
-            Unavailable: none has it, or none can be made.
-            SettingsError: an interpreter that the user names is none.
-        """
-        for python in self.pythons:
-            if not lacks(python, framework.modules):
-                return python
-        here = missing(framework.modules)
-        if not here and (framework.is_ours or not self.isolated):
-            return Path(sys.executable)
-        if self.isolated:
-            return make_environment(framework, environments_directory(), self.progress)
-        raise Unavailable(
-            f"{', '.join(here)}: not installed here; --isolated makes an environment with it, "
-            f"{framework.size_mb} MB below {environments_directory()}; --python FILE names an "
-            f"interpreter that has it; or: {'; '.join(framework.pip_lines)}"
-        )
-
-
-def environments_directory() -> Path:
-    """Return the directory of isolated environments, below the user's cache directory."""
-    return cache_directory() / "convert"
-
-
-def make_environment(
-    framework: FrameworkPackages, directory: Path, progress: Callable[[str], None]
-) -> Path:
-    """Return the interpreter of the environment for `framework` in `directory`; make it once.
-
-    Other bounds, or another Python, are another environment. One that was left half made is made
-    anew.
+def interpreter_having(framework: FrameworkPackages, pythons: Sequence[Path]) -> Path:
+    """Return an interpreter that has `framework`: one of `pythons`, which the user names, or ours.
 
     Raises:
-        Unavailable: a package cannot be installed; nothing is left.
+        Unavailable: none has it; the text has the commands that make one.
+        SettingsError: an interpreter that the user names is none.
     """
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    lines = "\n".join(" ".join(line) for line in framework.requirements)
-    digest = hashlib.sha256(lines.encode()).hexdigest()[:8]
-    home = directory / f"{framework.name}-{version}-{digest}"
-    python = home / "bin" / "python"
-    with _locked(directory, home.name):
-        if (home / _COMPLETE).exists():
+    for python in pythons:
+        if not lacks(python, framework.modules):
             return python
-        progress(f"making an environment with {framework.name}, {framework.size_mb} MB, in {home}")
-        shutil.rmtree(home, ignore_errors=True)
-        try:
-            _call([sys.executable, "-m", "venv", str(home)], "an environment cannot be made")
-            for line in framework.requirements:
-                named = ", ".join(name for name in line if not name.startswith(("-", "https:")))
-                progress(f"installing {named}")
-                # `-m pip`: pip's own script may have a path that is too long for the kernel.
-                command = [str(python), "-m", "pip", "install", "--quiet", *line]
-                _call(command, f"{named} cannot be installed")
-            (home / _COMPLETE).write_text(lines)
-        except BaseException:
-            shutil.rmtree(home, ignore_errors=True)
-            raise
-    return python
-
-
-@contextmanager
-def _locked(directory: Path, name: str) -> Iterator[None]:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / f"{name}.lock").open("w")
-    except OSError as error:
-        raise Unavailable(
-            f"{directory}: cannot be written: {error.strerror}; set XDG_CACHE_HOME to a directory "
-            "that can"
-        ) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _call(command: list[str], fault: str) -> None:
-    done = subprocess.run(  # noqa: S603 - our own command, and no shell
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environ_for(command[0]),
-        check=False,
+    if not (here := missing(framework.modules)):
+        return Path(sys.executable)
+    there = f"~/{framework.name}"
+    commands = [f"{there}/bin/{line}" for line in framework.pip_lines]
+    raise Unavailable(
+        f"{', '.join(here)}: not installed here; --python FILE names an interpreter that has it; "
+        f"{framework.size_mb} MB make one: python3 -m venv {there} && {' && '.join(commands)}, "
+        f"which is then --python {there}/bin/python"
     )
-    if done.returncode:
-        lines = done.stdout.decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        raise Unavailable(f"{fault}: {' '.join(lines)}")
 
 
 def lacks(python: Path, modules: Sequence[str]) -> list[str]:
@@ -233,14 +135,8 @@ _TENSORFLOW = "tensorflow_models"
 
 @dataclass(frozen=True)
 class SourceFormat:
-    """A format that models come in.
-
-    Attributes:
-        text: the format in a sentence.
-        framework: what reads it.
-        module: the module of `steps` that reads it.
-        functions: destination → the function of that module that writes it.
-    """
+    """A format that models come in: `functions` of `module`, which is one of `steps`, write a
+    destination."""
 
     text: str
     framework: FrameworkPackages
@@ -250,14 +146,8 @@ class SourceFormat:
 
 @dataclass(frozen=True)
 class Destination:
-    """A format that models are converted to.
-
-    Attributes:
-        file: its name in a version directory.
-        fields: of config.pbtxt, that name its backend.
-        framework: what runs it.
-        runner: the function of a module of `steps` that runs it.
-    """
+    """A format that models are converted to: `fields` of config.pbtxt name its backend, `runner` is
+    the function of a module of `steps` that runs it."""
 
     file: str
     fields: Mapping[str, str]
@@ -500,10 +390,7 @@ def write_model(
 
     Args:
         directory: of the model, whose name it is.
-        version: the version.
         fields: that name its backend.
-        inputs: the result's inputs.
-        outputs: the result's outputs.
         labels: output → file of its labels.
         max_batch_size: None is Triton's default where every tensor has an open first dimension.
 

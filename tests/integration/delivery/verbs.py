@@ -6,8 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from edge_server.cli.model_actions import faults_of
 from edge_server.cli.model_push import pack
+from edge_server.cli.models import faults_of
 from edge_server.repository.content import take_inventory
 from edge_server.repository.transfer import receive
 

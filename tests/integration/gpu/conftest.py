@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.gpu.device import open_device
+from edge_server.gpu.device import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edge_server.gpu.device import Device
-
 
 @pytest.fixture
 def device(simulated_gpu: object) -> Iterator[Device]:
-    device = open_device(0)
+    device = Device()
     yield device
     device.close()

@@ -7,13 +7,13 @@ Python has seen that and says so, or gives up by itself.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.device import open_device
+from edge_server.gpu.device import Device
 from edge_server.gpu.memory import BufferPool, DeviceMemory, pinned_array
 from edge_server.gpu.stream import Stream
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
     from support.simulated_gpu import SimulatedGpu
 
-    from edge_server.gpu.device import Device
-
 LONG_MS = 30_000
-SHORT_MS = 200
 
 
 def drop_memory(device: Device) -> None:
@@ -57,27 +54,17 @@ def test_who_drops_memory_goes_on_while_the_gpu_is_busy(
     assert simulated_gpu.comes_to(0)
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["pycuda", "ours"])
-def test_other_threads_stand_still_while_pycuda_frees_and_do_not_while_we_do(
-    device: Device, simulated_gpu: SimulatedGpu, held: bool
+def test_other_threads_go_on_while_memory_is_freed(
+    device: Device, simulated_gpu: SimulatedGpu
 ) -> None:
-    memory: list[Any] = []
-
     def drop() -> None:
-        # As `Freeing` does it, or with pycuda's own allocation.
-        with device.current():
-            if held:
-                memory.append(device.driver.mem_alloc(512))
-                simulated_gpu.keep_busy(SHORT_MS)
-                memory.clear()
-            else:
-                simulated_gpu.keep_busy(LONG_MS)
-                DeviceMemory(device, 512)
-                device._freeing.wait()
+        simulated_gpu.keep_busy(LONG_MS)
+        DeviceMemory(device, 512)
+        device.finish_freeing()
 
     dropping = threading.Thread(target=drop)
     dropping.start()
-    assert simulated_gpu.let_go_on(dropping.is_alive) is not held
+    assert simulated_gpu.let_go_on(dropping.is_alive)
     dropping.join()
 
 
@@ -96,10 +83,10 @@ def test_memory_that_is_short_is_waited_for_where_some_is_garbage(
 
 
 def test_a_device_that_is_closed_has_freed_what_was_dropped(simulated_gpu: SimulatedGpu) -> None:
-    device = open_device()
+    device = Device()
     for _ in range(50):
         DeviceMemory(device, 512)
         pinned_array(device, (512,), np.uint8)
     device.close()
     assert simulated_gpu.device_bytes == 0
-    assert not device._freeing._thread.is_alive()
+    assert not device._freeing.is_alive()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import gc
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from edge_server.errors import DeviceLost, InternalError
-from edge_server.gpu.device import open_device
+from edge_server.gpu.device import Device
 from edge_server.gpu.memory import DeviceMemory, pinned_array
-from edge_server.gpu.stream import GpuEvent, Module, PriorityStream, Stream
+from edge_server.gpu.stream import GpuEvent, Module, Stream
 
 if TYPE_CHECKING:
     from support.simulated_gpu import SimulatedGpu
 
-    from edge_server.gpu.device import Device
+    from edge_server.gpu.stream import Priority
 
 
 def test_copies_and_fills_of_one_stream_happen_in_turn(device: Device) -> None:
@@ -108,7 +107,7 @@ def test_an_array_that_lies_otherwise_is_refused(device: Device) -> None:
 
 
 def test_what_leaves_its_memory_breaks_the_device(simulated_gpu: SimulatedGpu) -> None:
-    device = open_device()
+    device = Device()
     stream, memory = Stream(device), DeviceMemory(device, 4)
     memory.nbytes = 400
     stream.fill(memory, 1)
@@ -118,74 +117,24 @@ def test_what_leaves_its_memory_breaks_the_device(simulated_gpu: SimulatedGpu) -
 
 
 def test_a_launch_that_is_refused_is_an_error_of_its_own(device: Device) -> None:
-    kernel = Module(device, b"").kernel("resize", "P")
+    kernel = Module(device, b"").kernel("resize")
     with pytest.raises(InternalError, match=r"^GPU 0: run kernel resize: cuLaunchKernel failed"):
-        Stream(device).launch(kernel, (1,), (2048,), DeviceMemory(device, 4))
+        Stream(device).launch(kernel, (1, 1, 1), (2048, 1, 1), b"")
     device.check()
 
 
-def test_streams_of_other_libraries_are_waited_for_and_held_back(device: Device) -> None:
-    ours, theirs, memory = Stream(device), Stream(device), DeviceMemory(device, 2)
-    theirs.fill(memory, 3)
-    ours.wait_for_handle(theirs.handle)
-    back = pinned_array(device, (2,), np.uint8)
-    ours.to_host(back, memory)
-    ours.synchronize()
-    assert back.tolist() == [3, 3]
-
-    ours.fill(memory, 4)
-    ours.hold_back_handle(theirs.handle)
-    theirs.to_host(back, memory)
-    theirs.synchronize()
-    assert back.tolist() == [4, 4]
-
-
-def test_a_stream_handle_that_cannot_be_waited_for_is_told(
-    device: Device, simulated_gpu: SimulatedGpu
-) -> None:
-    simulated_gpu.set("fail=cuStreamWaitEvent:400:0")
-    ours, theirs = Stream(device), Stream(device)
-    with pytest.raises(InternalError, match=r"wait across libraries: .*invalid resource handle"):
-        ours.wait_for_handle(theirs.handle)
-
-
-@pytest.mark.parametrize(("priority", "number"), [("max", -5), ("min", 0)])
-def test_another_librarys_work_has_its_priority_and_its_place_in_the_stream(
-    device: Device, priority: Literal["max", "min"], number: int
-) -> None:
-    stream, other, memory = (
-        Stream(device),
-        PriorityStream(device, priority),
-        DeviceMemory(device, 4),
-    )
-    found = ctypes.c_int()
-    handle = ctypes.c_void_p(other.handle)
-    with device.current():
-        device.libcuda.call("cuStreamGetPriority", handle, ctypes.byref(found))
+@pytest.mark.parametrize(("priority", "number"), [("", 0), ("max", -5), ("min", 0)])
+def test_a_stream_has_its_priority(device: Device, priority: Priority, number: int) -> None:
+    found, handle = ctypes.c_int(), ctypes.c_void_p(Stream(device, priority).handle)
+    with device:
+        ctypes.CDLL("libcuda.so.1").cuStreamGetPriority(handle, ctypes.byref(found))
     assert found.value == number
-    stream.fill(memory, 1)
-    other.begin(stream)
-    # As a library does that has the raw handle only.
-    with device.current():
-        device.libcuda.call(
-            "cuMemsetD8Async",
-            ctypes.c_uint64(memory.pointer),
-            ctypes.c_ubyte(2),
-            ctypes.c_size_t(2),
-            handle,
-        )
-    other.end(stream)
-    back = pinned_array(device, (4,), np.uint8)
-    stream.to_host(back, memory)
-    stream.synchronize()
-    assert back.tolist() == [2, 2, 1, 1]
 
 
-def test_another_librarys_stream_goes_with_its_owner(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    freed = []
-    monkeypatch.setattr(device, "free", lambda function, _: freed.append(function))
-    PriorityStream(device, "max")
-    gc.collect()
-    assert freed == ["cuStreamDestroy_v2"]
+def test_a_stream_goes_with_its_owner(device: Device, simulated_gpu: SimulatedGpu) -> None:
+    Stream(device)
+    device.finish_freeing()
+    before = simulated_gpu.streams
+    Stream(device)
+    device.finish_freeing()
+    assert simulated_gpu.streams == before

@@ -13,7 +13,6 @@ from tests.unit.lifecycle.control.world import (
     COUNTED,
     NEVER,
     TIMEOUT_S,
-    UNLOADED,
     World,
     ensemble,
     set_number,
@@ -63,21 +62,6 @@ def test_a_reload_in_the_background_serves_on_and_stays_ready(
         held.open()
         load.result(TIMEOUT_S)
     assert world.ask("m") == 1
-
-
-def test_an_unload_overtakes_a_load_that_is_under_way(
-    world: World, write_model: WriteModel, counted: CountedBackend, gate: Callable[[str], Gate]
-) -> None:
-    write_model("m", COUNTED)
-    held = gate("m")
-    with ThreadPoolExecutor() as pool:
-        load = pool.submit(world.control.load, "m")
-        assert held.reached.wait(TIMEOUT_S)
-        world.control.unload("m")
-        held.open()
-        load.result(TIMEOUT_S)  # Triton's load succeeds too, and its unload comes after it
-    assert world.states() == {("m", 1): UNLOADED}
-    assert [made.closed for made in counted.made] == [1]
 
 
 def test_members_load_at_the_same_time(

@@ -248,7 +248,7 @@ def test_an_error_of_one_response_is_that_requests_alone_with_its_code(serve: Se
         )
         for value, mine in zip((1, 0), heard, strict=True)
     ]
-    served.model("m")._arbiter.instances[0].execute(requests)
+    served.model("m").instances[0].execute(requests)
     assert heard[0][0]["y"].array.tolist() == [[1]]
     assert isinstance(heard[1][0], NotFound)
     assert str(heard[1][0]) == "no such road"

@@ -230,9 +230,9 @@ def test_a_sequence_is_never_given_to_another_instance(serve: Serve) -> None:
     served = serve(m=("instance_group { count: 2 kind: KIND_CPU } " + sequences, WILLING))
     with pytest.raises(InternalError):
         served.infer("m", SEGV, sequence=SequencePlace(1, start=True))
-    arbiter = served.model("m")._arbiter
-    down = next(instance for instance in arbiter.instances if not instance.up)
-    assert arbiter.take(down, 0.0) is None
+    model = served.model("m")
+    down = next(instance for instance in model.instances if not instance.up)
+    assert model.lend(down, 0.0) is None
 
 
 def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:

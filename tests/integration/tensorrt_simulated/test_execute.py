@@ -471,8 +471,8 @@ def test_a_profile_is_not_asked_for_where_tensorrt_would_refuse_it(
     with pytest.raises(InternalError, match=r"profile 2\[2\] for m_0\. Expected .* range 0-1$"):
         context.set_shapes(2, {"x": (1, 4)})
     workshop.gpu.set("fail=cuDeviceGetCount:719:0")
-    with pytest.raises(DeviceLost), workshop.devices.gpu(0).current():
-        workshop.devices.gpu(0).driver.Device.count()
+    with pytest.raises(DeviceLost):
+        workshop.devices.gpu(0).call("count", "cuDeviceGetCount", None)
     with pytest.raises(DeviceLost, match="synchronize"):
         context.set_shapes(1, {"x": (1, 4)})
     workshop.forget()
@@ -483,7 +483,7 @@ def test_a_profile_that_tensorrt_refuses_all_the_same_is_told(workshop: Workshop
     batching(workshop, profiles=[BATCHES, BATCHES])
     context: Any = workshop.instance("max_batch_size: 8")._context
     workshop.tensorrt("fail=profile:0")
-    with workshop.devices.gpu(0).current():
+    with workshop.devices.gpu(0):
         with pytest.raises(InternalError, match=r"range 0-1: Cuda Runtime \(an error of the "):
             context.set_shapes(1, {"x": (1, 4)})
         context.set_shapes(1, {"x": (1, 4)})

@@ -94,32 +94,6 @@ def test_a_graph_with_a_lower_bound_serves_smaller_batches(
     assert "unable to enqueue" in str(ask(instance, inputs={"x": X}).answer)
 
 
-@pytest.mark.parametrize("pinned", ["true", "false"])
-def test_what_a_larger_graph_gets_beside_the_tensor_is_zero(
-    workshop: Workshop, ask: Callable[..., Asked], pinned: str
-) -> None:
-    summed = onnx_bytes(
-        [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)],
-        {"x": (TensorProto.FLOAT, ("a", "b"))},
-        {"y": (TensorProto.FLOAT, (1, 1))},
-    )
-    workshop.gpu.set("integrated=0")
-    workshop.write(summed, profiles=[{"x": ((1, 1), (3, 4), (3, 4))}])
-    spec = (
-        'graph_spec { input { key: "x" value { dim: [3, 4] } } graph_lower_bound { '
-        'input { key: "x" value { dim: [1, 1] } } } }'
-    )
-    instance = workshop.instance(
-        f"optimization {{ cuda {{ graphs: true {spec} }} "
-        f"input_pinned_memory {{ enable: {pinned} }} }}"
-    )
-    assert graph_count(instance) == 1
-    workshop.tensorrt("fail=enqueue:0")
-    for shape in ((3, 4), (2, 2), (3, 1), (1, 3)):
-        x = np.ones(shape, np.float32)
-        assert ask(instance, inputs={"x": x}).array() == [[x.sum()]]
-
-
 def test_where_recording_is_refused_the_model_runs_without_and_one_line_says_so(
     workshop: Workshop, ask: Callable[..., Asked], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,10 +62,7 @@ class Room:
         self._pointer = pointer
 
     def __del__(self) -> None:
-        # See libcuda.c for why the driver's lock is taken first.
-        self._cuda.simulated_lock()
         ctypes.PyDLL("libcuda.so.1").cuMemFree_v2(ctypes.c_uint64(self._pointer))
-        self._cuda.simulated_unlock()
 
 
 @cache

@@ -9,7 +9,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import ExecuteRequest, RaggedInstance
+from edge_server.backends.contract import ExecuteRequest
+from edge_server.backends.onnxruntime import RaggedInstance
 from edge_server.errors import EdgeServerError, InternalError
 from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig

@@ -51,7 +51,6 @@ def test_a_jetson_tells_all_of_itself(fake_board: FakeBoard) -> None:
     assert str(board.l4t) == "36.4.3"
     assert board.kernel == "5.15.148-tegra"
     assert board.cuda == "12.6.10"
-    assert board.nvdla_compiler == "/usr/lib/aarch64-linux-gnu/nvidia/libnvdla_compiler.so"
     assert board.facts is not None
     assert board.facts.memory.total_bytes == 15656432 * 1024
     assert [camera.is_csi for camera in board.cameras] == [True, False]

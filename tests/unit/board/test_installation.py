@@ -11,8 +11,6 @@ MODULES = (
     "onnxruntime",
     "cv2",
     "tensorrt",
-    "pycuda",
-    "cuda.bindings",
     "cryptography",
     "gi",
     "msgspec",
@@ -32,11 +30,6 @@ def test_no_remedy_of_a_package_is_pip_and_none_of_a_wheel_is_the_package(
     assert "edge-server" not in remedy(module, how=WHEEL, machine=machine).replace(
         "pip install 'edge-server[signing]'", ""
     ).replace("pip install --force-reinstall edge-server", "")
-
-
-def test_only_a_checkout_has_scripts() -> None:
-    assert remedy("pycuda", how=CHECKOUT) == "build it with scripts/install_pycuda"
-    assert "scripts/" not in remedy("pycuda", how=WHEEL)
 
 
 def test_a_board_has_opencv_and_tensorrt_from_apt() -> None:

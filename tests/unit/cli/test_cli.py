@@ -51,7 +51,7 @@ class Interrupted(ModuleType):
 
 
 def test_an_interrupt_while_a_verb_imports_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "edge_server.cli.infer_request"
+    name = "edge_server.cli.infer"
     monkeypatch.setitem(sys.modules, name, Interrupted(name))
     assert run_command(["infer", "net", "--image", "road.png"]) == 130
 
@@ -66,7 +66,7 @@ class Closed(ModuleType):
 def test_a_path_that_is_closed_to_the_user_is_named_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = "edge_server.cli.infer_request"
+    name = "edge_server.cli.infer"
     monkeypatch.setitem(sys.modules, name, Closed(name))
     assert run_command(["infer", "net", "--image", "road.png"]) == 69
     assert capsys.readouterr().err == "edge-server: /srv/closed/net: Permission denied\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cli.completion import SHELLS
+from edge_server.cli.arguments import SHELLS
 from edge_server.cli.main import run_command
 
 

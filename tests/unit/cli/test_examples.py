@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import shlex
+from importlib import import_module
 
 import pytest
 
-from edge_server.cli.examples import verbs_of
-from edge_server.cli.main import command_line
+from edge_server.cli.commands import COMMANDS
+from edge_server.cli.main import command_line, run_command
+from edge_server.cli.verbs import Verb
 
-VERBS = dict(verbs_of(command_line()))
-
-
-def examples(name: str) -> list[str]:
-    """The commands below `examples:` in the help of a verb."""
-    _, _, text = (VERBS[name].epilog or "").partition("examples:\n")
-    lines = (line for line in text.partition("\n\n")[0].splitlines() if "edge-server" in line)
-    return [line.strip() for line in lines]
+ALL = Verb.all_of(COMMANDS)
+VERBS = ["run", "check", *(verb.name for verb in ALL)]
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_every_verb_has_examples_that_parse(name: str) -> None:
-    commands = examples(name)
+def test_every_verb_has_examples_that_parse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_command([*name.split(), "--help"])
+    _, _, text = capsys.readouterr().out.partition("examples:\n")
+    commands = [line.strip() for line in text.partition("\n\n")[0].splitlines()]
     assert commands
-    for line in commands:
-        command = line.removeprefix("source <(").removesuffix(")")
+    for command in commands:
         words = shlex.split(command.partition(" | ")[0].partition(" > ")[0].partition(" < ")[0])
         words = words[words.index("edge-server") + 1 :]
         assert " ".join(words).startswith(name)
         arguments, unknown = command_line().parse_known_args(words)
         assert not unknown
         assert callable(arguments.verb)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in ALL if verb.run], ids=lambda v: v.name)
+def test_every_verb_runs_a_function_that_there_is(verb: Verb) -> None:
+    module, _, function = verb.run.partition(":")
+    assert callable(getattr(import_module(f"edge_server.{module}"), function))

@@ -158,6 +158,6 @@ def test_usage_is_told_at_once_from_a_daemon_that_is_missing(
 
         raise Unavailable(f"http://{host}:{port}/metrics: Connection refused")
 
-    monkeypatch.setattr("edge_server.api.http.scrape.scrape", no_daemon)
+    monkeypatch.setattr("edge_server.cli.health.scrape", no_daemon)
     (tmp_path / "config.toml").write_text("[metrics]\nport = 9\n")
     assert run_command(["health", "--config", str(tmp_path / "config.toml"), *flags]) == code

@@ -25,19 +25,6 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
-def test_recordings_are_listed(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["recordings", "list", str(recording.parent)]) == 0
-    assert capsys.readouterr().out.endswith(f" MB  {recording}\n")
-
-
-def test_a_recording_that_the_recorder_removes_meanwhile_is_left_out(
-    recording: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recording.with_name("0.mcap").symlink_to("removed")
-    assert run_command(["recordings", "list", str(recording.parent)]) == 0
-    assert capsys.readouterr().out.endswith(f" MB  {recording}\n")
-
-
 def test_what_a_recording_has_and_whether_it_is_whole(
     recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,7 +48,7 @@ def test_the_pictures_are_taken_out_as_they_are(recording: Path, tmp_path: Path)
     assert pictures[3].read_bytes() == camera_jpeg(3)
 
 
-@pytest.mark.parametrize("verb", [["list"], ["info"], ["export", "--camera=x"]])
+@pytest.mark.parametrize("verb", [["info"], ["export", "--camera=x"]])
 def test_what_is_not_there_is_named(
     verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

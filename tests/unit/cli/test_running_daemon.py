@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 import pytest
 
 from edge_server.api.grpc.client import target_of
-from edge_server.cli.running_daemon import add_address_flags, settings_of
+from edge_server.cli.main import command_line
+from edge_server.cli.running_daemon import settings_of
 from edge_server.errors import SettingsError
 from edge_server.settings import Grpc, Settings, Tls
 
@@ -23,9 +23,7 @@ def settings(tmp_path: Path, *flags: str) -> Settings:
     config.write_text(
         '[grpc]\nport = 7001\nsocket = "/run/s"\ncontrol = "unix"\n[metrics]\nenabled = false\n'
     )
-    parser = argparse.ArgumentParser()
-    add_address_flags(parser)
-    return settings_of(parser.parse_args(["--config", str(config), *flags]))
+    return settings_of(command_line().parse_args(["status", "--config", str(config), *flags]))
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_a_camera_that_was_added_has_lanes_and_a_removed_one_is_closed(drive: Dr
     assert drive.devices.busy == {"0", "2"}
     assert drive.set.change({}) == "removed front, left"
     assert (drive.devices.busy, drive.models) == (set(), set())
-    assert [worker.name for worker in drive.set.workers()] == ["camera-watch"]
+    assert drive.set.workers() == []
 
 
 def test_a_new_source_opens_after_the_old_one_of_the_same_device_has_closed(drive: Drive) -> None:
@@ -327,13 +327,12 @@ def test_more_readers_that_hang_than_a_process_may_keep_end_it(
         drive.set.change({"front": FRONT, "left": section(f"stuck://{number + 3}")})
         drive.lanes["left"].get(timeout=WAIT_S)
         if drive.set.hanging <= MOST_HANGING:
-            drive.set._watch_over(0.0)
+            drive.set.check(0.0)
         drive.set.change({"front": FRONT})
         # A camera on a busy machine may have replaced a reader that hangs by a second one.
         assert drive.set.hanging > number
-    # The worker does the same by itself, and ends.
     with pytest.raises(StageStuck, match=r"\d+ readers of cameras hang"):
-        drive.set._watch_over(0.0)
+        drive.set.check(0.0)
     assert caplog.text.count("was removed while its reader hangs") == MOST_HANGING + 1
 
 
@@ -355,10 +354,10 @@ def test_a_driver_that_hangs_is_worth_a_restart_where_no_camera_gives_frames(
     monkeypatch.setattr(front, "last_frame_age_s", lambda _: others_s)
     monkeypatch.setattr(left, "last_frame_age_s", lambda _: others_s + 10.0)
     if not ends:
-        drive.set._watch_over(now)
+        drive.set.check(now)
         return
     with pytest.raises(StageStuck, match="camera left: hangs in its driver, and no other camera"):
-        drive.set._watch_over(now)
+        drive.set.check(now)
 
 
 def test_a_camera_that_changes_is_there_all_the_time_and_its_hang_ends_nothing() -> None:
@@ -366,8 +365,8 @@ def test_a_camera_that_changes_is_there_all_the_time_and_its_hang_ends_nothing()
     seen: list[tuple[list[str], int]] = []
     drive.set._on_removed = lambda _: seen.append((drive.names(), len(drive.set.workers())))
     drive.set.change({"front": section("device://5")})
-    assert seen == [(["front", "left"], 1)]
-    assert (drive.names(), len(drive.set.workers())) == (["front"], 3)
+    assert seen == [(["front", "left"], 0)]
+    assert (drive.names(), len(drive.set.workers())) == (["front"], 2)
     drive.stop()
 
 

@@ -43,7 +43,6 @@ def completed(text: str, name: str = "m") -> pb.ModelConfig:
         ('backend: "identity" max_batch_size: -1', "must be non-negative value for m"),
         ('backend: "nonsense"', "unable to find backend library for backend 'nonsense'"),
         ('platform: "nonsense"', "unexpected platform type 'nonsense' for m"),
-        ('backend: "fil"', "'fil' is not built here: convert it with onnxmltools"),
         (
             'platform: "pytorch_libtorch" backend: "tensorflow"',
             "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, tensorflow",
@@ -51,13 +50,14 @@ def completed(text: str, name: str = "m") -> pb.ModelConfig:
         (
             'backend: "identity" '
             + 'metric_tags { key: "t%d" value: "" } ' * 33 % tuple(range(33)),
-            "33 metric tags; each is on every line of the model's metrics: use 32 at most for m",
+            "field 'metric_tags' has 33 entries; at most 32 can be",
         ),
         (
             'backend: "identity" model_metrics { metric_control { metric_identifier '
             '{ family: "f" } '
             "histogram_options { buckets: [ " + ", ".join(map(str, range(257))) + " ] } } }",
-            "257 buckets of f; each is a line of every scrape: use 256 at most for m",
+            "field 'model_metrics.metric_control[0].histogram_options.buckets' has 257 entries; at "
+            "most 256 can be",
         ),
         ('name: "other" backend: "identity"', "unexpected directory name 'm' for model 'other'"),
         (

@@ -1,19 +1,16 @@
-"""Lanes move to another broker once that accepts the device, and not before."""
+"""Lanes move to another broker, which gets every state; the one before gets the farewell."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from edge_server.board.identity import Identity
 from edge_server.mqtt import link as linking
-from edge_server.mqtt import payloads
 from edge_server.mqtt.publisher import Publisher
 from edge_server.settings import Mqtt
 
@@ -33,9 +30,6 @@ class Brokers:
     """Brokers by their host, and the states that each has got."""
 
     def __init__(self) -> None:
-        self.absent: set[str] = set()
-        self.retained_births: list[bytes] = []
-        self.unread: deque[tuple[bytes, bool]] = deque()
         self.logged_in: dict[str, Any] = {}  # the connections by their hosts
         self.states: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         self.changed = threading.Condition()
@@ -66,50 +60,34 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
         refused = taken_over = False
         receive_maximum = 65535
         live_in_flight = in_flight = 0
-        retained: frozenset[str] = frozenset()
-        watched = closed = acknowledged = False
+        answered = closed = acknowledged = flooded = False
 
         def __init__(self, mqtt: Mqtt, client_id: str, **_: object) -> None:
             self.host = mqtt.host
-            self.births: deque[tuple[bytes, bool]] = deque()
 
         def open(self) -> None:
             with made.changed:
-                made.changed.notify_all()
-            if self.host in made.absent:
-                raise ConnectionRefusedError(111, "Connection refused")
-            with made.changed:
                 before = made.logged_in.get(self.host)
                 made.logged_in[self.host] = self
-                if before is not None:  # the same client id
-                    before.taken_over, before.end = True, "Session taken over"
-                    made.changed.wait_for(lambda: before.closed, WAIT_S)
+                assert before is None or before.closed, "it would end the other's connection"
 
         def step(self, wake: Wake, timeout_s: float) -> None:
             wake.wait(timeout_s)
-            with made.changed:
-                made.unread = self.births
-                made.changed.notify_all()
 
-        ended_by_errors = contextlib.nullcontext
+        def fail(self, error: Exception) -> None:
+            raise error
 
-        def watch(self, topics: object) -> None:
+        def subscribe(self, filters: object) -> None:
             pass
 
         def publish_state(self, topic: str, payload: bytes) -> None:
             made.put(self.host, topic, payload)
-            # A broker that is slow to send what it retained before.
-            if topic == META and made.retained_births:
-                self.births.append((made.retained_births.pop(), True))
 
         def close(self) -> None:
-            with made.changed:
-                self.closed = True
-                made.changed.notify_all()
+            self.closed = True
 
     monkeypatch.setattr(linking, "Connection", Connection)
     monkeypatch.setattr(linking, "_STEP_S", 0.01)
-    monkeypatch.setattr(linking, "_RETRY_S", (0.01, 0.01))
     return made
 
 
@@ -129,9 +107,10 @@ def test_the_old_broker_gets_the_farewell_and_the_new_one_every_state(
     publisher: Publisher, brokers: Brokers
 ) -> None:
     publisher.publish_model_state("m", "READY")
-    assert publisher.change(Mqtt("b")) == "moves from a:1883 to b:1883 once accepted there"
+    assert publisher.change(Mqtt("b")) == "moves from a:1883 to b:1883"
+    assert brokers.last("a") == "offline"
     brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
-    brokers.wait(lambda: brokers.last("a") == "offline")
+    brokers.wait(lambda: len(brokers.states["b"]) == 3)
     topics = {topic.removeprefix("edge/v1/truck-7/") for topic, _ in brokers.states["b"]}
     assert topics == {"status", "meta", "models/m/state"}
     publisher.publish_model_state("m", "UNAVAILABLE")
@@ -140,67 +119,13 @@ def test_the_old_broker_gets_the_farewell_and_the_new_one_every_state(
     assert changed not in brokers.states["a"]
 
 
-@pytest.mark.parametrize("runs", [True, False])
-def test_a_file_that_cannot_be_read_for_long_holds_no_supervisor(
-    publisher: Publisher, brokers: Brokers, tmp_path: Path, runs: bool
-) -> None:
-    if not runs:
-        publisher.change(None)
-    os.mkfifo(tmp_path / "ca")
-    reads = threading.Thread(
-        target=publisher.change, args=(Mqtt("b", ca_file=str(tmp_path / "ca")),)
-    )
-    reads.start()
-    with (tmp_path / "ca").open("w"):  # from here on it is being read
-        (tmp_path / "ca").unlink()
-        looks = threading.Thread(target=publisher.workers)
-        looks.start()
-        looks.join(1.0)
-        assert not looks.is_alive()
-    reads.join()
-    brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
-
-
-def test_an_absent_broker_gets_nothing_and_the_old_one_goes_on(
-    publisher: Publisher, brokers: Brokers, caplog: pytest.LogCaptureFixture
-) -> None:
-    brokers.absent.add("b")
-    publisher.change(Mqtt("b"))
-    publisher.publish_model_state("m", "READY")
-    brokers.wait(lambda: ("edge/v1/truck-7/models/m/state", "READY") in brokers.states["a"])
-    brokers.wait(lambda: publisher.state == "connected, not yet at b:1883 (Connection refused)")
-    assert len(publisher.workers()) == 2
-    assert publisher.change(Mqtt("b")) == "", "it is on its way there"
-
-    abandoned = publisher.workers()[1]
-    assert publisher.change(Mqtt("a")) == "stays at a:1883"
-    abandoned.stop(WAIT_S)
-    assert publisher.state == "connected"
-    assert brokers.last("a") == "online"
-    assert not brokers.states["b"]
-
-    publisher.change(Mqtt("b"))
-    brokers.absent.clear()
-    brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
-    brokers.wait(lambda: brokers.last("a") == "offline")
-    assert "mqtt: cannot reach b:1883: Connection refused; trying again; lanes go to a" in (
-        caplog.text
-    )
-
-
-def test_a_broker_gets_no_birth_of_lanes_that_another_one_is_to_have(
-    publisher: Publisher, brokers: Brokers
-) -> None:
+def test_the_birth_is_that_of_the_lanes_that_the_broker_gets(publisher: Publisher) -> None:
     def payload() -> str:
         return json.loads(publisher._outbox._state[META])["payload"]
 
-    brokers.absent.add("b")
     publisher.change(Mqtt("b", payload="protobuf"))
-    assert payload() == "json"
+    assert payload() == "protobuf"
     publisher.publish_calibration("front", None)
-    assert payload() == "json"
-    brokers.absent.clear()
-    brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
     assert payload() == "protobuf"
     assert publisher.change(None)
     assert payload() == "json"
@@ -225,20 +150,6 @@ def test_a_file_whose_contents_have_changed_is_a_change(
     assert publisher.change(login) == "logs in to b:1883 anew"
 
 
-def test_a_device_that_logs_in_anew_is_no_other_client(
-    publisher: Publisher, brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linking, "_RETRY_S", (WAIT_S, WAIT_S))
-    password = tmp_path / "password"
-    login = Mqtt("b", username="me", password_file=str(password), insecure=True)
-    for times in range(1, 5):
-        password.write_text("!" * times)
-        publisher.change(login)
-        brokers.wait(lambda times=times: brokers.states["b"].count((STATUS, "online")) == times)
-    assert not publisher.contested
-    assert publisher.state == "connected"
-
-
 def test_to_publish_ends_and_begins_with_the_table(publisher: Publisher, brokers: Brokers) -> None:
     assert publisher.change(None) == "off, a:1883 is left"
     brokers.wait(lambda: brokers.last("a") == "offline")
@@ -258,13 +169,3 @@ def test_nothing_begins_after_the_end(brokers: Brokers) -> None:
     assert publisher.change(Mqtt("b")) == ""
     assert publisher.workers() == []
     assert brokers.states == {}
-
-
-def test_the_retained_birth_of_the_run_before_is_no_other_client(brokers: Brokers) -> None:
-    brokers.retained_births = [payloads.meta(IDENTITY, "of the run before")]
-    publisher = Publisher(Mqtt("a"), IDENTITY)
-    publisher.start()
-    publisher.publish_online()
-    brokers.wait(lambda: not brokers.retained_births and not brokers.unread)
-    publisher.stop()
-    assert not publisher.contested

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 
 from edge_server.board.identity import Identity
 from edge_server.mqtt import payloads
-from edge_server.mqtt.feed import SETTLED_S, EventFeed
+from edge_server.mqtt.link import SETTLED_S, EventFeed
 from edge_server.mqtt.payloads import Topics
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.proto.edge.lanes.v1 import events_pb2

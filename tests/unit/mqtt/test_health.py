@@ -15,7 +15,7 @@ from support.boards import plant
 from edge_server.board.facts import BoardFacts, read_board_facts
 from edge_server.board.identity import Identity
 from edge_server.board.watch import ClockState, DeviceReport
-from edge_server.mqtt.publisher import health
+from edge_server.mqtt.payloads import health
 from edge_server.proto.edge.lanes.v1 import health_pb2
 
 if TYPE_CHECKING:

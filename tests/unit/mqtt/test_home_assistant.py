@@ -60,7 +60,7 @@ def test_a_camera_that_is_removed_is_taken_out_and_another_prefix_replaces_the_f
     publisher.clear_camera("rear")
     sent = states(publisher)
     assert len(json.loads(sent[TOPIC])["cmps"]) == 3
-    publisher._mqtt = Mqtt("127.0.0.1", home_assistant="other")
+    publisher._link.mqtt = Mqtt("127.0.0.1", home_assistant="other")
     publisher._introduce()
     sent = states(publisher)
     assert sent[TOPIC] == b""

@@ -8,9 +8,8 @@ import socket
 import ssl
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
 
-import paho.mqtt.client as paho
 import pytest
 from google.protobuf import json_format
 
@@ -19,17 +18,14 @@ from edge_server.cameras.calibration import Calibration
 from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.mqtt import link as linking
+from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import reason_of
 from edge_server.mqtt.connection import Connection
-from edge_server.mqtt.feed import Feed
 from edge_server.mqtt.payloads import Topics
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2
 from edge_server.settings import Mqtt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CALIBRATION = Calibration(
     "ab12",
@@ -119,7 +115,7 @@ def test_a_name_that_no_topic_can_hold_is_logged_once_and_ends_nothing(
 
 
 def test_name_servers_that_do_not_respond_are_waited_for_without_a_stuck_worker(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called, answer = threading.Event(), threading.Event()
     really = socket.getaddrinfo
@@ -132,7 +128,6 @@ def test_name_servers_that_do_not_respond_are_waited_for_without_a_stuck_worker(
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(linking, "_SLOW_S", 0.0)
     publisher = Publisher(Mqtt("broker.example"), IDENTITY)
     publisher.start()
     assert called.wait(60)
@@ -143,51 +138,10 @@ def test_name_servers_that_do_not_respond_are_waited_for_without_a_stuck_worker(
     worker.stop(60)
     assert not worker.alive
     assert worker.failure is None
-    assert "broker.example:1883 does not answer, or no name server does" in caplog.text
 
 
-def test_name_servers_that_do_not_respond_for_days_take_two_lines(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Passed:
-        """A timer whose time is up at once: whatever it waits for takes longer."""
-
-        def __init__(self, _seconds: float, function: Callable[..., object], given: Any) -> None:
-            self.start = lambda: function(*given)
-
-        def cancel(self) -> None: ...
-
-    def fail(_: Connection) -> None:
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(threading, "Timer", Passed)
-    monkeypatch.setattr(Connection, "open", fail)
-    mqtt = Mqtt("broker.example")
-    link = linking.Link(mqtt, Feed(IDENTITY, Topics("truck-7")), lambda _: True)
-    outages = []
-    for _ in range(2):
-        caplog.clear()
-        for _ in range(3):
-            link._connect()
-        outages.append([record.getMessage()[:39] for record in caplog.records])
-        assert link._greet(Connection(mqtt, "client"))
-    assert outages == 2 * [
-        ["mqtt: broker.example:1883 does not answ", "mqtt: cannot reach broker.example:1883:"]
-    ]
-    link.leave()
-
-
-def test_a_link_that_gets_no_thread_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    link = linking.Link(Mqtt("127.0.0.1", 9), Feed(IDENTITY, Topics("truck-7")), lambda _: True)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Timer, "start", refuse)
-        assert link._tick(time.monotonic())
-    assert link.trouble == "can't start new thread"
-    assert link._retry_at > time.monotonic()
-    link.leave()
+def link_to(mqtt: Mqtt) -> linking.Link:
+    return linking.Link(mqtt, linking.Feed(IDENTITY, Topics("truck-7")))
 
 
 def test_a_connection_that_opens_after_stop_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,16 +180,11 @@ def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics, vehicle = Topics("truck-7"), VehicleInputs()
-    feed = Feed(IDENTITY, topics, now_ns=lambda: 70, vehicle=vehicle)
-    mqtt = Mqtt("127.0.0.1", 9, vehicle_state=True)
-    link = linking.Link(mqtt, feed, lambda _: True)
-    connection = Connection(mqtt, "client")
-    connection.listen(topics.vehicle, link._take_vehicle_state)
+    feed = linking.Feed(IDENTITY, topics, now_ns=lambda: 70, vehicle=vehicle)
+    link = linking.Link(Mqtt("127.0.0.1", 9, vehicle_state=True), feed)
 
     def arrives(payload: bytes, *, retain: bool = False) -> float | None:
-        message = paho.MQTTMessage(topic=topics.vehicle.encode())
-        message.payload, message.retain = payload, retain
-        connection._on_message(None, None, message)
+        link._hear(topics.vehicle, payload, retain)
         return vehicle.at(70).speed_mps
 
     assert arrives(b'{"speed_mps": 30}', retain=True) is None
@@ -251,28 +200,95 @@ def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
     assert arrives(b'{"mono_ns": 99999999}') == 21.5
     assert "mono_ns is 99999999" in caplog.text
     # It is no state of this device, which a new run would clear.
-    assert not connection.retained
-    connection.close()
+    assert not link._retained
     link.leave()
 
 
-def pause_after(link: linking.Link, *, acknowledged: bool, refused: bool = False) -> float:
+def pause_after(link: linking.Link, **ended: bool) -> float:
     """Return how long a link waits after the loss of a connection."""
     connection = Connection(link.mqtt, "client")
-    connection.acknowledged, connection.refused = acknowledged, refused
+    for name, value in ended.items():
+        setattr(connection, name, value)
     link._lose(connection, "gone")
     return link._retry_at - time.monotonic()
 
 
 def test_the_pause_is_short_after_a_connection_that_carried_something() -> None:
-    link = linking.Link(
-        Mqtt("127.0.0.1"), Feed(IDENTITY, Topics("truck-7")), may_publish=lambda _: True
-    )
-    assert max(pause_after(link, acknowledged=False) for _ in range(9)) <= 5.0
+    link = link_to(Mqtt("127.0.0.1"))
+    assert max(pause_after(link) for _ in range(9)) <= 5.0
     before_s = time.monotonic()
-    pause_after(link, acknowledged=False)
+    pause_after(link)
     assert link._retry_at - before_s >= 2.5, "nothing shows that the broker is back"
     for _ in range(9):
         assert pause_after(link, acknowledged=True) <= 0.5
-    assert pause_after(link, acknowledged=False, refused=True) <= 5.0
+    assert pause_after(link, refused=True) <= 5.0
     link.leave()
+
+
+def test_two_that_end_each_others_connection_pause_longer_and_longer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    link = link_to(Mqtt("127.0.0.1"))
+    feed, pauses_s = link._feed, []
+    for _ in range(10):
+        link.connected = True
+        pauses_s.append(pause_after(link, acknowledged=True, taken_over=True))
+    assert pauses_s[0] <= 0.5, "that may have been this device's own earlier connection"
+    assert 2.4 <= pauses_s[1] <= 5.0
+    assert 149.0 <= pauses_s[-1] <= 300.0
+    assert feed.taken_over == 10
+    assert "'client', and each ends the other's connection" in feed.contest
+    assert "device.id (--device-id)" in feed.contest
+    assert caplog.text.count("another client") == 1
+
+    class Lasting(Connection):
+        def step(self, *_: object) -> None: ...
+
+    link._connection = Lasting(link.mqtt, "client")
+    link._tick(link._ready_since + 599.0)
+    assert feed.contest
+    link._tick(link._ready_since + 601.0)
+    assert not feed.contest
+    link.connected = True
+    assert pause_after(link, acknowledged=True, taken_over=True) <= 0.5
+    link.leave()
+
+
+def test_a_broker_that_only_closes_is_seen_through_by_the_others_birth() -> None:
+    link = link_to(Mqtt("127.0.0.1"))
+    link._greet()
+    link._hear(link._feed.topics.meta, payloads.meta(IDENTITY, "of the run before"), True)
+    assert pause_after(link, acknowledged=True) <= 0.5
+    link._greet()
+    link._hear(link._feed.topics.meta, payloads.meta(IDENTITY, "of the run before"), True)
+    assert not link._feed.contest
+    link._hear(link._feed.topics.meta, payloads.meta(IDENTITY, "of the other"), True)
+    assert "each ends the other's connection" in link._feed.contest
+    assert pause_after(link, acknowledged=True) > 2.4
+    assert link._feed.taken_over == 1
+    # The other is gone: a network that breaks costs no pause.
+    link._greet()
+    assert pause_after(link, acknowledged=True) <= 0.5
+    link.leave()
+
+
+def test_another_machine_with_this_name_is_named_once_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publisher = Publisher(Mqtt("127.0.0.1", 9), IDENTITY)
+    link, feed = publisher._link, publisher._feed
+    assert link is not None
+    link._connections = 1
+    other = payloads.meta(replace(IDENTITY, client_id="its"), "of the other")
+    sent_states(publisher)
+    link._hear(feed.topics.meta, payloads.meta(IDENTITY, "of the run before"), True)
+    link._hear(feed.topics.meta, payloads.meta(IDENTITY, feed.session), False)
+    for nonsense in (b"", b"nonsense", b'{"session": 7}', b'{"nested": ' + b"[" * 30_000):
+        link._hear(feed.topics.meta, nonsense, False)
+    assert not publisher.contested
+    link._hear(feed.topics.meta, other, False)
+    link._hear(feed.topics.meta, other, False)
+    assert publisher.contested
+    assert caplog.text.count("another machine publishes as 'truck-7' too") == 1
+    assert list(sent_states(publisher)) == ["meta"], "the other one gets to know of this one"
+    publisher.stop()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.model_config.config import ModelConfig
-from edge_server.pipeline.fair_shares import FairShares, frames_at_once
+from edge_server.pipeline.fair_shares import FairShares, frames_at_once, frames_of
 from edge_server.requests import StepTiming
 
 if TYPE_CHECKING:
@@ -113,6 +113,12 @@ def test_a_higher_limit_lets_waiting_cameras_begin_and_a_lower_one_ends_no_turn(
     assert cameras[2].has_turn
 
 
+def of_two_cameras() -> FairShares:
+    shares = FairShares()
+    shares.share(1), shares.share(1)
+    return shares
+
+
 def config(name: str, *, count: int = 1, rows: int = 1, batching: bool = False) -> ModelConfig:
     text = (
         f'name: "{name}" max_batch_size: {rows} instance_group {{ kind: KIND_CPU count: {count} }}'
@@ -141,15 +147,15 @@ def config(name: str, *, count: int = 1, rows: int = 1, batching: bool = False) 
 def test_as_many_frames_at_once_as_keep_the_slowest_step_busy(
     steps: list[tuple[ModelConfig, int]], frames: int
 ) -> None:
-    configs = {config.name: config for config, _ in steps}
+    counts = {config.name: frames_of(config) for config, _ in steps}
     timings = [StepTiming(config.name, "any", ms * 1_000_000) for config, ms in steps]
-    shares = FairShares()
-    shares.adapt(frames_at_once(timings, configs.__getitem__))
+    shares = of_two_cameras()
+    shares.adapt(frames_at_once(timings, counts))
     assert shares.limit == frames
 
 
 def test_a_single_slow_step_changes_nothing() -> None:
-    shares = FairShares()
+    shares = of_two_cameras()
     for useful in (1.2, 1.2, 2.0, 1.2, 1.2):
         shares.adapt(useful)
         assert shares.limit == 1

@@ -337,7 +337,7 @@ def test_the_present_reason_for_no_lanes_replaces_another_one() -> None:
     loop.tick(0.0)
     assert loop.fault == ("model_failed", "broken")
     loop.tick(0.0)
-    loop._too_old._due = 0.0
+    loop._reminder._due = 0.0
     loop.tick(0.0)
     reason, text = loop.fault
     assert reason == "too_old", "it does not blame the model"
@@ -522,7 +522,7 @@ def test_who_follows_the_road_learns_where_it_is_not_seen_and_that_the_loop_ends
     camera_of(loop).become(CameraState.FROZEN, "frozen", "the picture stands")
     loop.tick(0.1)
     camera_of(loop).become(CameraState.LIVE)
-    loop._too_old.is_due("too_old", 0.0, 0.0)
+    loop._reminder.is_due("too_old", 0.0, 0.0)
     loop.tick(0.2)
     camera_of(loop).become(CameraState.LOST, "lost", "cable out")
     loop.tick(0.3)

@@ -8,7 +8,7 @@ import pytest
 from support.deliveries import push
 
 from edge_server.cli.main import run_command
-from edge_server.cli.model_actions import local_listing, rows
+from edge_server.cli.models import local_listing, rows
 from edge_server.errors import InternalError, NotFound
 from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.repository.scan import ModelTree
+    from edge_server.repository.store import ModelStore
     from tests.unit.repository.stores import Open, Write
 
 
@@ -279,21 +280,35 @@ def test_a_disk_that_takes_no_more_leaves_nothing_half_there(
     assert len(text(store.stage(tree))) == 100_000
 
 
-def test_other_repositories_begin_without_models_and_with_the_quarantine(
+def test_each_set_of_repositories_has_its_own_models_and_quarantine(
     reopened: Open, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a, b = tmp_path / "a", tmp_path / "b"
-    store = reopened(repositories=[a, b])
+    a, b = [tmp_path / "a"], [tmp_path / "b", tmp_path / "c"]
+    store = reopened(repositories=a)
     bad = store.stage(write({"a": b"bad"}))
     store.quarantine(bad.digest, "rolled back", "m")
-    store.commit(store.stage(write({"a": b"good"})))
-    store = reopened(repositories=[b, a, a])
-    assert text(store.last_good()["m"]) == "good"
+    for content in (b"before", b"of a"):
+        store.commit(store.stage(write({"a": content})))
     assert not caplog.text
-    store = reopened(repositories=[b])
-    assert "none of its models is used any more" in caplog.text
+
+    store = reopened(repositories=b)
+    assert f"was last used for {a[0]}, now for {b[0]}, {b[1]}: the models and" in caplog.text
     assert store.last_good() == {}
+    assert store.quarantined(bad.digest) == ""
+    store.commit(store.stage(write({"a": b"of b"})))
+    # A death while a model of the one is loaded is not held against the other's.
+    with store.loading(store.stage(write({"a": b"deadly"}))):
+        store = reopened(repositories=a, died=True)
+    assert text(store.last_good()["m"]) == "of a"
+    assert [text(each) for each in store.history("m")] == ["of a", "before"]
     assert store.quarantined(bad.digest) == "rolled back"
+    assert not store.suspected(store.stage(write({"a": b"deadly"})).digest)
+
+    caplog.clear()
+    store = reopened(repositories=[b[1], b[0], b[0]])
+    assert "of these 1 models are known" in caplog.text
+    assert text(store.last_good()["m"]) == "of b"
+    assert store.suspected(store.stage(write({"a": b"deadly"})).digest)
 
 
 def test_a_store_from_before_sets_were_recorded_is_taken_over(
@@ -304,6 +319,34 @@ def test_a_store_from_before_sets_were_recorded_is_taken_over(
     assert text(reopened(repositories=[tmp_path]).last_good()["m"]) == "x"
     assert not caplog.text
     assert reopened(repositories=[tmp_path / "b"]).last_good() == {}
+
+
+def test_what_is_of_other_repositories_makes_room_first(
+    reopened: Open, write: Write, tmp_path: Path
+) -> None:
+    def serve(name: str, content: str) -> None:
+        store.commit(store.stage(write({"a": content.encode()}, name)))
+
+    def of(repository: str) -> ModelStore:
+        return reopened(most_bytes=11, repositories=[tmp_path / repository])
+
+    store = of("a")
+    for name, content in [("m", "1"), ("m", "2"), ("n", "same")]:
+        serve(name, content)
+    store = of("b")
+    for name, content in [("n", "same"), ("m", "x"), ("m", "yyyyy")]:
+        serve(name, content)
+    store = of("a")
+    assert [text(each) for each in store.history("m")] == ["2"]
+    store = of("b")
+    serve("m", "w")
+    assert [text(each) for each in store.history("m")] == ["w", "yyyyy"]
+    serve("m", "vvvvvv")
+    assert [text(each) for each in store.history("m")] == ["vvvvvv", "w"]
+    assert text(store.last_good()["n"]) == "same"
+    store = of("a")
+    assert store.history("m") == []
+    assert text(store.last_good()["n"]) == "same"
 
 
 def test_a_disk_near_its_floor_gives_up_the_oldest_copy_that_nobody_needs(

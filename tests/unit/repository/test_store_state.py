@@ -31,6 +31,7 @@ states = st.builds(
     numbers,
     st.dictionaries(digests, names),
     st.lists(texts, max_size=2).map(tuple),
+    st.lists(st.builds(StoreState, turn=numbers), max_size=1).map(tuple),
 )
 
 

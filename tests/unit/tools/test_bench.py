@@ -10,8 +10,8 @@ from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.client import DaemonClient
-from edge_server.cli.bench import numbers
-from edge_server.cli.bench_run import as_object, report_lines
+from edge_server.cli.arguments import numbers
+from edge_server.cli.bench import as_object, report_lines
 from edge_server.cli.main import run_command
 from edge_server.errors import Unavailable
 from edge_server.model_config.config import ModelConfig
@@ -133,7 +133,7 @@ def test_numbers_are_a_list_or_a_range(text: str, found: tuple[int, ...]) -> Non
         (["m", "--concurrency", "4:1"], "give whole numbers"),
         (["m", "--shape", "x:1,-1"], "give it as NAME:720,1280,3"),
         (["m", "--shape", "1,2"], "give it as NAME:720,1280,3"),
-        (["m", "--seconds", "0"], "give seconds, 0.1 or above"),
+        (["m", "--seconds", "0"], "give seconds, above 0, up to 3600"),
         (["m", "--second", "1"], "did you mean --seconds?"),
     ],
 )

@@ -61,7 +61,7 @@ def test_the_snippet_is_what_config_pbtxt_takes() -> None:
     variant = ModelVariant(2, 100, "onnxruntime")
     snippet = variant.snippet(config().message)
     assert snippet == (
-        "instance_group [ { kind: KIND_CPU count: 2 } ]\n"
+        "instance_group { count: 2 kind: KIND_CPU } "
         "dynamic_batching { max_queue_delay_microseconds: 100 }"
     )
     parsed = text_format.Parse(snippet, pb.ModelConfig())

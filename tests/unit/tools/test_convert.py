@@ -16,7 +16,7 @@ from edge_server.tools.convert.formats import (
     DESTINATIONS,
     SOURCES,
     TENSORFLOW,
-    Interpreters,
+    interpreter_having,
     read_source,
     source_format,
     write_model,
@@ -228,8 +228,11 @@ def test_a_damaged_recorded_sample_is_named(cut: bool, tmp_path: Path) -> None:
 
 
 def test_a_missing_framework_comes_with_its_remedies() -> None:
-    interpreters = Interpreters((), isolated=False, progress=print)
     with pytest.raises(Unavailable) as caught:
-        interpreters.having(TENSORFLOW)
-    for remedy in ("--isolated", "--python FILE", "pip install 'tensorflow-cpu>=", "MB below"):
+        interpreter_having(TENSORFLOW, ())
+    for remedy in (
+        "--python FILE",
+        "python3 -m venv ~/tensorflow",
+        "pip install 'tensorflow-cpu>=",
+    ):
         assert remedy in str(caught.value)

@@ -120,7 +120,7 @@ def _run(
     os.close(inbox)
     links.here.link = link
     for message in messages:
-        link.take(message)
+        link.dispatch(message)
     link.start()
     ModelRunner(name, link, refused).run()
 

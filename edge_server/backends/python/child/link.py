@@ -101,13 +101,13 @@ class DaemonLink:
         try:
             while True:
                 for message in self._channel.receive():
-                    self.take(message)
+                    self.dispatch(message)
         except ChannelClosed:
             pass
         finally:
             os.killpg(0, signal.SIGKILL)
 
-    def take(self, message: m.FromDaemon) -> None:
+    def dispatch(self, message: m.FromDaemon) -> None:
         if isinstance(message, m.Cancel):
             if message.number in self.unfinished:
                 self.cancelled.add(message.number)

@@ -236,7 +236,7 @@ def decide(listener: int, session: int) -> None:
     The arguments are numbers, so they cannot change after the decision.
     """
     memory = bytearray(_NOTIFICATION.size)
-    # The caller may have been killed meanwhile.
+    # The caller may have been killed.
     with suppress(OSError):
         fcntl.ioctl(listener, _RECEIVE, memory)
         number, _, _, nr, _, _, *arguments = _NOTIFICATION.unpack(memory)
@@ -452,7 +452,7 @@ def _around(path: str, private: list[str], rights: int) -> Iterator[tuple[str, i
     except OSError:
         return
     for entry in entries:
-        # A symlink opens its target, which has a rule of its own.
+        # A symlink opens its target, which has its own rule.
         if not entry.is_symlink():
             yield from _around(str(entry), private, rights)
 

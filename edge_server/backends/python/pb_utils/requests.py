@@ -330,7 +330,7 @@ class InferenceRequest:
         return iterator if decoupled else next(iterator)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Like `exec`, up to the first response; other coroutines run meanwhile."""
+        """Like `exec`, up to the first response, and let other coroutines run."""
         import asyncio  # noqa: PLC0415 - slow to import; a caller that awaits has it already
 
         responses: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
@@ -385,8 +385,8 @@ class ResponseIterator:
     """Iterates over the responses of another model as they arrive; the last may be empty and
     only marks the end.
 
-    A loop goes on where the last one ended. After the last response it begins again with the first,
-    unless there were too many responses to keep: the memory of their tensors is limited.
+    A loop continues where the last one ended. After the last response it begins again with the
+    first, unless there were too many to keep: the memory of their tensors is limited.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import STANDALONE, ExecuteRequest
 from edge_server.backends.python import backend
-from edge_server.backends.python.backend import InstanceArbiter, PythonInstance
+from edge_server.backends.python.backend import PythonInstance, PythonModel
 from edge_server.backends.python.context import ModelContext, PythonParameters
 from edge_server.backends.python.messages import FromChild
 from edge_server.backends.python.session import ChildSession
@@ -33,7 +33,10 @@ from edge_server.tensors import Tensor
 if TYPE_CHECKING:
     from edge_server.errors import EdgeServerError
 
-CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "python"', pb.ModelConfig()))
+CONFIG, SEQUENCES = (
+    ModelConfig.of(text_format.Parse(f'name: "m" backend: "python" {more}', pb.ModelConfig()))
+    for more in ("", "sequence_batching { }")
+)
 
 
 class Process:
@@ -41,56 +44,56 @@ class Process:
         self.up = up
 
 
-def arbiter_of(*processes: Process, stand_in: bool = True) -> Any:
-    arbiter: Any = InstanceArbiter(stand_in=stand_in)
-    for process in processes:
-        arbiter.add(process)
-    return arbiter
+def model_of(*processes: Process, sequences: bool = False) -> Any:
+    config = SEQUENCES if sequences else CONFIG
+    model: Any = PythonModel(ModelContext(Path("/m/1"), config, PythonParameters(), STANDALONE))
+    model.instances += processes
+    return model
 
 
 def test_its_own_process_goes_first() -> None:
     own, other = Process(), Process()
-    assert arbiter_of(other, own).take(own, inf) is own
+    assert model_of(other, own).lend(own, inf) is own
 
 
 def test_another_stands_in_while_its_own_is_down() -> None:
     own, other = Process(up=False), Process()
-    assert arbiter_of(own, other).take(own, inf) is other
+    assert model_of(own, other).lend(own, inf) is other
 
 
 def test_none_is_taken_where_none_is_up() -> None:
     own, other = Process(up=False), Process(up=False)
-    assert arbiter_of(own, other).take(own, inf) is None
+    assert model_of(own, other).lend(own, inf) is None
 
 
 def test_nothing_stands_in_for_what_keeps_state() -> None:
     own, other = Process(up=False), Process()
-    assert arbiter_of(own, other, stand_in=False).take(own, inf) is None
+    assert model_of(own, other, sequences=True).lend(own, inf) is None
 
 
 def test_no_process_has_two_batches_at_once() -> None:
     own, other = Process(up=False), Process()
-    arbiter = arbiter_of(own, other)
-    arbiter.take(other, inf)
+    model = model_of(own, other)
+    model.lend(other, inf)
     with pytest.raises(DeadlineExceeded):
-        arbiter.take(own, time.monotonic())
+        model.lend(own, time.monotonic())
     taken: list[Process | None] = []
-    thread = threading.Thread(target=lambda: taken.append(arbiter.take(own, inf)))
+    thread = threading.Thread(target=lambda: taken.append(model.lend(own, inf)))
     thread.start()
-    arbiter.give_back(other)
+    model.give_back(other)
     thread.join(5)
     assert taken == [other]
 
 
 def test_whoever_waits_is_served_by_what_comes_back() -> None:
     own, other = Process(up=False), Process()
-    arbiter = arbiter_of(own, other)
-    arbiter.take(other, inf)
+    model = model_of(own, other)
+    model.lend(other, inf)
     taken: list[Process | None] = []
-    thread = threading.Thread(target=lambda: taken.append(arbiter.take(own, inf)))
+    thread = threading.Thread(target=lambda: taken.append(model.lend(own, inf)))
     thread.start()
     own.up = True
-    arbiter.changed()
+    model.changed()
     thread.join(5)
     assert taken == [own]
 
@@ -128,7 +131,7 @@ def test_a_process_that_cannot_be_started_for_whatever_reason_fails_the_load(
     start = Mock(side_effect=ValueError("embedded null byte"))
     monkeypatch.setattr(backend, "ChildProcess", start)
     context = ModelContext(Path("/m/1"), CONFIG, PythonParameters(), STANDALONE)
-    instance = PythonInstance("a\0b_0", context, InstanceArbiter(stand_in=True))
+    instance = PythonInstance("a\0b_0", context, PythonModel(context))
     errors: list[str] = []
 
     def load() -> None:
@@ -150,10 +153,10 @@ def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in(
 ) -> None:
     monkeypatch.setattr(backend, "LONGEST_WAIT_S", 0.05)
     busy = Process()
-    arbiter = arbiter_of(busy)
-    assert arbiter.take(busy, inf) is busy
+    model = model_of(busy)
+    assert model.lend(busy, inf) is busy
     context = ModelContext(Path("/models/m/1"), CONFIG, PythonParameters(), STANDALONE)
-    instance = PythonInstance("m_0", context, arbiter)
+    instance = PythonInstance("m_0", context, model)
     responses: list[object] = []
 
     def respond(response: object, final: bool, parameters: object = None) -> None:

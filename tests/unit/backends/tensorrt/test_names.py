@@ -19,7 +19,7 @@ PLANTED = {
     ),
     "the way to run by numbers of bindings, which 10 has dropped": (
         "io_buffers.py",
-        "execute_async_v3(handle)",
+        "execute_async_v3(self._stream.handle)",
         "execute_async_v2([], self._stream.handle)",
         "execute_async_v2 is not in TensorRT 10.3, 10.16, 11.4",
     ),

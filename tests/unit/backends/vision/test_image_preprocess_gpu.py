@@ -224,7 +224,7 @@ def test_a_frame_on_another_gpu_goes_by_the_host(
 def test_kernels_are_loaded_once_for_all_instances_on_a_gpu(
     devices: Devices, simulated_gpu: SimulatedGpu
 ) -> None:
-    simulated_gpu.set("devices=2,fail=cuModuleLoadDataEx:209:2")
+    simulated_gpu.set("devices=2,fail=cuModuleLoadData:209:2")
     group = 'instance_group { name: "p" kind: KIND_GPU gpus: [0, 1] count: 3 }'
     model = Preprocess(config(IMAGE + NETWORK + group), devices)
     image = frames(1, 40, 70)
@@ -236,9 +236,8 @@ def test_kernels_are_loaded_once_for_all_instances_on_a_gpu(
     [
         (
             "compute=70",
-            "instance p_0 cannot be made: the preprocessing kernels are compiled for compute "
-            "capability 7.5 and newer, this GPU has 7.0; preprocess on the CPU (instance_group "
-            "KIND_CPU)",
+            "instance p_0 cannot be made: the GPU is too old: Simulated GPU 0 has compute "
+            "capability 7.0, 7.5 is needed",
         ),
         (
             "compute=120,driver=12060",
@@ -247,7 +246,7 @@ def test_kernels_are_loaded_once_for_all_instances_on_a_gpu(
             "(instance_group KIND_CPU)",
         ),
         (
-            "fail=cuModuleLoadDataEx:209:0",
+            "fail=cuModuleLoadData:209:0",
             "they were not compiled for this GPU and driver; compile them with its own toolkit "
             "(scripts/build_kernels)",
         ),
@@ -268,7 +267,7 @@ def test_an_instance_that_cannot_be_on_its_gpu_is_not_made_elsewhere(
 def test_a_gpu_that_is_lost_while_an_instance_is_made_is_reported_as_that(
     devices: Devices, simulated_gpu: SimulatedGpu
 ) -> None:
-    simulated_gpu.set("fail=cuModuleLoadDataEx:719:0")
+    simulated_gpu.set("fail=cuModuleLoadData:719:0")
     with pytest.raises(DeviceLost):
         Preprocess(config(ON_GPU), devices)
 

@@ -91,8 +91,8 @@ def test_without_opencv_the_remedy_is_named(
     monkeypatch.delitem(sys.modules, "edge_server.tools.calibrate", raising=False)
     monkeypatch.delitem(sys.modules, "edge_server.cameras.boards", raising=False)
     monkeypatch.setitem(sys.modules, "cv2", None)
-    assert run_command(["calibrate", "mounting", str(file), "--height", "1.4"]) == 69
-    assert "OpenCV for Python (cv2) is missing; " in capsys.readouterr().err
+    assert run_command(["calibrate", "mounting", str(file), "--height", "1.4"]) == 78
+    assert "the library cv2 is missing; " in capsys.readouterr().err
 
 
 def test_a_rough_lens_keeps_the_mounting(file: Path) -> None:

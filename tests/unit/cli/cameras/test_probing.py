@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.frame import Frame
-from edge_server.cli.camera_probing import facts_of, list_cameras, measure
+from edge_server.cli.cameras import facts_of, list_cameras, measure
 from edge_server.cli.main import run_command
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat

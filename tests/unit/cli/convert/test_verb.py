@@ -7,14 +7,6 @@ import pytest
 from edge_server.cli.main import run_command
 
 
-def test_help_names_formats_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run_command(["convert", "--help"])
-    text = capsys.readouterr().out
-    for expected in (".keras", "SavedModel", "--isolated", "--calibration", "exit codes: 0"):
-        assert expected in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -22,7 +14,7 @@ def test_help_names_formats_and_exit_codes(capsys: pytest.CaptureFixture[str]) -
         (["--input", "x:1x0"], "a size is 1 or more"),
         (["--input", "x:1x3:FP8"], "types are FP16"),
         (["--limit", "2"], "give a share"),
-        (["--samples", "0"], "give 1 or more"),
+        (["--samples", "0"], "1 or above"),
         (["--to", "tflite"], "invalid choice"),
         (["--int8-operators", "Conv,"], "give names with commas"),
     ],

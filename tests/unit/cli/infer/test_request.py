@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.cli.infer_request import as_object, lanes_of, lines
+from edge_server.cli.infer import as_object, lanes_of, lines
 from edge_server.cli.main import run_command
 from edge_server.model_config.config import ModelConfig
 

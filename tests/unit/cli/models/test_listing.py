@@ -9,7 +9,7 @@ import pytest
 from support.deliveries import push
 
 from edge_server.cli.main import run_command
-from edge_server.cli.model_actions import faults_of, local_listing, rows, table
+from edge_server.cli.models import faults_of, local_listing, rows, table
 from edge_server.errors import ModelConfigError
 from edge_server.repository.content import take_inventory
 from edge_server.repository.manifest import NAME as MANIFEST

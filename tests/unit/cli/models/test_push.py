@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.deliveries import Archived, push
 
-from edge_server.cli.model_actions import faults_of
 from edge_server.cli.model_push import _in_words, pull, write_manifest
+from edge_server.cli.models import faults_of
 from edge_server.errors import ModelConfigError, NotFound
 from edge_server.repository.change_detector import read_repositories
 from edge_server.repository.content import copy_model, take_inventory

@@ -9,23 +9,12 @@ import pytest
 
 from edge_server.backends.tensorrt.plan_options import BuildOptions, GivenShapes
 from edge_server.backends.tensorrt.plan_process import Progressed, Step, TrtMessage, Working
-from edge_server.cli.main import run_command
-from edge_server.cli.plan import add_verbs
+from edge_server.cli.main import command_line, run_command
 from edge_server.errors import InvalidRequest
 from edge_server.tools.plan import BuildBar, requested_options
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def test_help_says_what_is_done_and_what_each_exit_code_means(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        run_command(["plan", "--help"])
-    text = capsys.readouterr().out
-    for expected_text in ("build", "inspect", "verify", "exit codes: 0", "69 no GPU"):
-        assert expected_text in text
 
 
 @pytest.mark.parametrize(
@@ -64,13 +53,8 @@ def test_names_are_looked_for_where_the_daemon_has_its_models(
 
 
 def options(*arguments: str, configured: BuildOptions | None = None) -> BuildOptions:
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    add_verbs(parser)
-    return requested_options(
-        configured or BuildOptions(), parser.parse_args(["build", "m", *arguments])
-    )
+    given = command_line().parse_args(["plan", "build", "m", *arguments])
+    return requested_options(configured or BuildOptions(), given)
 
 
 def test_what_a_person_says_wins_over_the_configuration(tmp_path: Path) -> None:

@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
-from edge_server.cli import provisioning
-from edge_server.cli.provision import refuse_unless_newer, refuse_unless_trusted
-from edge_server.cli.provisioning import Places, SignedText, apply, parse
+from edge_server.cli import provision as provisioning
+from edge_server.cli.provision import (
+    Places,
+    SignedText,
+    apply,
+    parse,
+    refuse_unless_newer,
+    refuse_unless_trusted,
+)
 from edge_server.errors import SettingsError
 from edge_server.settings import read_settings
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cli.provisioning import (
+from edge_server.cli.provision import (
     LONGEST_BYTES,
     Document,
     SignedText,

@@ -10,8 +10,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.http.scrape import Scrape
 from edge_server.board.board import Board, read_board
+from edge_server.cli.status import screen
 from edge_server.cli.status_report import DaemonReport, DaemonSample, make_report
-from edge_server.cli.status_screen import screen
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2, lanes_pb2
 from edge_server.settings import Mqtt, RecorderSection, Settings
 

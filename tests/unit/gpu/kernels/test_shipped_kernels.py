@@ -66,7 +66,6 @@ def test_newer_gpus_get_the_fatbin(capability: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("capability", "driver", "text"),
     [
-        ((6, 1), 12080, "7.5 and newer, this GPU has 6.1"),
         ((12, 0), 12080, "CUDA 13.0 or newer, this one is for 12.8"),
         ((8, 7), 10020, "CUDA 11.4 or newer, this one is for 10.2"),
     ],
