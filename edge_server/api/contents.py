@@ -95,9 +95,8 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def from_raw(declared: Declared, raw: bytes | memoryview) -> NDArray[Any]:
-    """Return the values in `raw` in their shape: a view on it, except for BYTES.
-
-    Raises: InvalidRequest: the number of bytes, or of elements, differs from the declared one.
+    """Return the values in `raw` in their shape: a view on it, except for BYTES. Raises
+    InvalidRequest where their number differs from the declared one.
     """
     if declared.datatype is DataType.BYTES:
         return _decode_bytes(declared, raw)
@@ -111,9 +110,7 @@ def from_raw(declared: Declared, raw: bytes | memoryview) -> NDArray[Any]:
 def from_contents(declared: Declared, contents: Any) -> NDArray[Any]:
     """Return the values in an `InferTensorContents` in their shape.
 
-    Raises:
-        InvalidRequest: the values are in a field for another type, differ in number from the
-            declared shape, or are out of range.
+    Raises: InvalidRequest: they are in another type's field, too many or few, or out of range.
     """
     name, datatype, model = declared.name, declared.datatype, declared.model
     field = _FIELD_OF_TYPE.get(datatype, "raw_input_contents")
@@ -172,9 +169,8 @@ def to_raw(array: NDArray[Any]) -> bytes | memoryview:
 
 
 def joined(elements: NDArray[Any] | Sequence[bytes]) -> bytes | memoryview:
-    """Return BYTES elements one after the other, each behind its length; one copy.
-
-    The objects of the lengths exist for a part of the elements at a time.
+    """Return BYTES elements one after the other, each behind its length; one copy, and for a part
+    of the elements at a time.
     """
     whole = bytearray()
     for start in range(0, len(elements), _VALUES_AT_ONCE):

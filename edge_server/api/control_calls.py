@@ -58,9 +58,8 @@ def tensor_metadata(config: ModelConfig, specs: Iterable[TensorSpec]) -> list[An
 
 
 def statistics_message(data_plane: DataPlane, name: str, version: str) -> Any:
-    """Return a `ModelStatisticsResponse` for all loaded models, one model, or one version.
-
-    Raises: InvalidRequest: that model or version is not loaded (Triton's texts).
+    """Return a `ModelStatisticsResponse` for all loaded models, one model, or one version; raise
+    InvalidRequest where it is not loaded (Triton's texts).
     """
     wanted_version = parse_version(version) if version else None
     found = [
@@ -122,7 +121,7 @@ _LOG_NAMES = ("log_file", *_LOG_BOOLEANS, "log_verbose_level", "log_format")
 
 
 def loading(control: ModelControl | None) -> ModelControl:
-    """Return `control`; called before a request, which may carry many bytes, is parsed.
+    """Return `control`, before a request, which may carry many bytes, is parsed.
 
     Raises: Unavailable: its mode loads no model on request.
     """
@@ -134,10 +133,7 @@ def loading(control: ModelControl | None) -> ModelControl:
 def load_model(
     control: ModelControl | None, request: Any, cancellation: Cancellation | None = None
 ) -> None:
-    """Execute a `RepositoryModelLoadRequest`; returns after the load.
-
-    Raises: EdgeServerError: see `ModelControl.load`, or the request is invalid (Triton's texts).
-    """
+    """Execute a `RepositoryModelLoadRequest`; raise as `ModelControl.load`, or Triton's texts."""
     refuse_repository_name(request)
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -182,9 +178,8 @@ def load_files(
 
 
 def unload_model(control: ModelControl | None, request: Any) -> None:
-    """Execute a `RepositoryModelUnloadRequest`; returns at once.
-
-    Raises: EdgeServerError: see `ModelControl.unload`, or the request is invalid.
+    """Execute a `RepositoryModelUnloadRequest`; raise as `ModelControl.unload`, or Triton's
+    texts.
     """
     refuse_repository_name(request)
     dependents = False

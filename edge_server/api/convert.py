@@ -219,13 +219,10 @@ def output_forms(
 def to_response_message(
     response: InferResponse, forms: Mapping[str, OutputForm] = AS_IT_IS
 ) -> tuple[Any, list[bytes | memoryview]]:
-    """Return the `ModelInferResponse` for `response` without its raw contents, and the contents.
+    """Return the `ModelInferResponse` for `response` without its raw contents, and the contents;
+    outputs requested in shared memory have been written there.
 
-    Outputs requested in shared memory have been written there.
-
-    Raises:
-        InvalidRequest: an output has no classes, or its region has shrunk.
-        InternalError: an output does not fit its region.
+    Raises: InvalidRequest, InternalError: an output has no classes, or does not fit its region.
     """
     message = pb.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
@@ -257,10 +254,7 @@ def _name_region(parameters: Any, place: RegionSlice, written_bytes: int) -> Non
 
 
 def _by_name(kind: str, tensors: Sequence[Any], request_id: str) -> dict[str, Any]:
-    """Return the tensors by name, in order.
-
-    Raises: InvalidRequest: two have the same name.
-    """
+    """Return the tensors by name; raise InvalidRequest where two have the same one."""
     by_name = {tensor.name: tensor for tensor in tensors}
     if len(by_name) < len(tensors):
         listed = [tensor.name for tensor in tensors]

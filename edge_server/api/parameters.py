@@ -44,10 +44,7 @@ class RequestParameters(NamedTuple):
 
 
 def read_parameters(parameters: Any) -> RequestParameters:
-    """Return the parameters of a request's parameter map.
-
-    Raises: InvalidRequest: a value of a wrong type, out of range, or under a reserved name.
-    """
+    """Return the parameters of a request's parameter map; raise InvalidRequest as Triton."""
     own: dict[str, Any] = {}
     custom: dict[str, Parameter] = {}
     for key, value in parameters.items():
@@ -77,9 +74,8 @@ def read_parameters(parameters: Any) -> RequestParameters:
 
 
 def region_of(tensor: str, parameters: Any) -> tuple[str, int, int] | None:
-    """Return region, offset and byte size from a tensor's parameters; None without a region.
-
-    Raises: InvalidRequest: a parameter is missing or of a wrong type.
+    """Return region, offset and byte size from a tensor's parameters, None without a region; raise
+    InvalidRequest as Triton.
     """
     name, offset, byte_size = (
         typed_value(parameters[key], f"'{key}' parameter for tensor '{tensor}'", kind)

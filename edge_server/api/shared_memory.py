@@ -125,7 +125,7 @@ class SharedMemory:
 
     Args:
         budget: counts the bytes of copied inputs as long as they are referenced.
-        longest_bytes: limit for one input: a sparse object may be larger than all memory.
+        longest_bytes: of one input: a sparse object may be larger than all memory.
     """
 
     def __init__(
@@ -184,9 +184,8 @@ class SharedMemory:
             self._regions[name] = SharedRegion(name, key, offset, byte_size, self._directory / file)
 
     def unregister(self, name: str) -> None:
-        """Remove a region, or all if `name` is empty; an unknown name is no error.
-
-        Requests that use a region keep it until they are done, and so long it is listed.
+        """Remove a region, or all if `name` is empty; requests that use it keep it, and it is
+        listed so long.
         """
         with self._lock:
             for each in [name] if name else list(self._regions):

@@ -169,11 +169,7 @@ class Model(Protocol):
     """One loaded version. A model makes instances and is closed once, after its last instance."""
 
     def make_instance(self, name: str, placement: Placement) -> Instance:
-        """Return a new instance on `placement`.
-
-        Raises:
-            EdgeServerError: the instance cannot be made there; the text gives the reason.
-        """
+        """Return a new instance on `placement`."""
         ...
 
     def not_ready_reason(self) -> str:
@@ -278,11 +274,7 @@ class TensorInstance(Instance):
 
 
 def rows_of(name: str, array: Any, counts: Sequence[int]) -> list[Any]:
-    """Split output `name` of a batch into parts of `counts` rows.
-
-    Raises:
-        InternalError: it has another number of rows.
-    """
+    """Split output `name` of a batch into parts of `counts` rows."""
     ends = np.cumsum([0, *counts]).tolist()
     if array.shape[:1] != (ends[-1],):
         raise InternalError(
@@ -350,9 +342,6 @@ class ServerContext(Protocol):
 
         Args:
             unload_dependents: also unload the models that `name` depends on.
-
-        Raises:
-            EdgeServerError: the control mode does not allow unloading.
         """
         ...
 

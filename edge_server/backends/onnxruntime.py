@@ -105,12 +105,7 @@ class Provider(NamedTuple):
 def providers_of(
     config: ModelConfig, placement: Placement, available: Collection[str]
 ) -> list[Provider]:
-    """Return the providers of an instance, the processor's last.
-
-    Raises:
-        ModelConfigError: an accelerator or a parameter is unknown, does not fit the instance, or
-            needs a provider that is not available.
-    """
+    """Return the providers of an instance, the processor's last."""
     chosen = config.message.optimization.execution_accelerators
     asked = [
         *_known(chosen.gpu_execution_accelerator, ("tensorrt", "cuda")),

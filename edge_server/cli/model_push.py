@@ -164,11 +164,8 @@ class Package:
     """A model that is ready to be pushed.
 
     Attributes:
-        tree: the model's directory.
         version: the only version that is pushed; empty for all of the model.
         content: all files that the model has after the push.
-        manifest: the bytes of its manifest.
-        signature: the bytes of its signature; None without.
         note: a remark for the user; usually empty.
     """
 
@@ -208,7 +205,6 @@ def pack(
     otherwise a new manifest is made.
 
     Args:
-        directory: the model's directory.
         version: takes only this version; the rest of the model is to stay in the repository as it
             is. That rest must match its manifest if it has one, and with `key` be signed by it.
         there: returns the inventory of a model of the repository; needed for a `version`.

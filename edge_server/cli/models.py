@@ -74,14 +74,8 @@ _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIO
 
 @dataclass(frozen=True)
 class Listing:
-    """The models of a repository, with their state in its daemon's store.
-
-    Attributes:
-        inventories: of each model.
-        verdicts: the daemon's verdicts, by model; None if no reachable daemon follows the
-            repository.
-        quarantined: the content in quarantine.
-    """
+    """The models of a repository, with their state in its daemon's store; `verdicts` by model is
+    None if no reachable daemon follows the repository."""
 
     inventories: list[Inventory]
     verdicts: dict[str, Verdict] | None
@@ -94,12 +88,8 @@ class Listing:
 def local_listing(repository: Path, store: Path | None = None, name: str = "") -> Listing:
     """Return the listing of a repository on this machine.
 
-    Without `store`, a store that cannot be read is only noted on standard error.
-
-    Args:
-        repository: the directory of the repository.
-        store: the daemon's store; None for the usual places.
-        name: the only model; empty for all.
+    Without `store`, that of the usual places is taken; one that cannot be read is only noted on
+    standard error. `name` is the only model; empty for all.
 
     Raises:
         ModelConfigError: the repository cannot be read.
@@ -285,8 +275,6 @@ def pull_url(
 
     Args:
         url: see `open_origin`.
-        directory: of the repository; made if it is missing.
-        progress: called with numbers of bytes.
         name: the model's name here; by default the origin's.
         sha256: of the archive or the manifest.
 

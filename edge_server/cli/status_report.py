@@ -31,13 +31,9 @@ class DaemonSample:
 
     Attributes:
         at_s: `time.monotonic`.
-        metrics: None where they cannot be read.
-        index: `ModelIndex` messages.
-        statistics: `ModelStatistics` messages.
+        index: `ModelIndex` messages; `statistics`: `ModelStatistics`; `cameras`: LaneService's.
         backends: model → its backend, of those that are loaded.
-        cameras: `Camera` messages of LaneService.
         lanes: camera → its newest `LaneFrame` message; None before the first frame.
-        faults: a text for each thing that could not be read.
     """
 
     at_s: float
@@ -253,9 +249,7 @@ class DaemonReport:
     Attributes:
         version: of the daemon that runs; None where metrics cannot be read.
         installed: of this program: where it differs, the daemon waits for a restart.
-        ready: its readiness for clients; None where gRPC does not respond.
-        models, cameras: None where gRPC refuses to list them.
-        faults: what could not be read, with the reason.
+        ready, models, cameras: None where gRPC does not respond, or refuses to list them.
     """
 
     version: str | None

@@ -33,13 +33,8 @@ _CUT = "\n[cut here]\n"
 
 @dataclass
 class Bundle:
-    """The files of a bundle, in memory.
-
-    Attributes:
-        files: name → content.
-        missing: name → the reason why the part is not there.
-        cut: the names of parts that are cut to their bound.
-    """
+    """The files of a bundle, in memory; `missing` has the reason why a part is not there, `cut` the
+    names of those that are cut to their bound."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)

@@ -359,9 +359,6 @@ class Device(Gpu):
 
         `freed_by` gets the handle soon after `owner` is garbage-collected, or the returned
         finalizer is called. Where memory is short, what has been dropped is freed first.
-
-        Raises:
-            EdgeServerError: see `call`.
         """
         # An address on the device has as many bits.
         made = ctypes.c_void_p()

@@ -254,11 +254,7 @@ class BufferPool:
 
     def take(self, stream: Stream, shape: Sequence[int], dtype: DTypeLike) -> CudaArray:
         """Return an array of undefined content, for the next work of `stream` to write; call
-        `written` on the array after that work.
-
-        Raises:
-            Unavailable: `limit_bytes` are in use, or the device has no memory left.
-        """
+        `written` on the array after that work."""
         dtype = np.dtype(dtype)
         need_bytes = math.prod(shape) * dtype.itemsize
         with self._lock:

@@ -40,9 +40,6 @@ def image_name(compute_capability: tuple[int, int], driver_version: int) -> str:
         compute_capability: of the GPU, (8, 7) for an Orin; `OLDEST_CAPABILITY` or newer.
         driver_version: the newest CUDA version that the driver supports, as cuDriverGetVersion
             returns it: 12060 for 12.6.
-
-    Raises:
-        Unavailable: the driver is too old; the text names the one that is needed.
     """
     name, needed = _IMAGES[max(known for known in _IMAGES if known <= compute_capability)]
     if driver_version < needed:

@@ -215,10 +215,6 @@ class Graph:
     Args:
         work: queues on `stream` only, never waits on the host and allocates nothing. It has run
             once without being recorded, so that libraries are set up.
-
-    Raises:
-        InternalError: CUDA cannot record this work.
-        EdgeServerError: raised by `work`.
     """
 
     def __init__(self, stream: Stream, work: Callable[[], None]) -> None:

@@ -264,9 +264,8 @@ class LiveModels:
 
 
 def path_in_model(key: str) -> str:
-    """Return the path within a model's directory that the load parameter `file:<path>` names.
-
-    Raises: InvalidRequest: `key` is no such parameter, or leaves the directory (Triton's texts).
+    """Return the path within a model's directory that the load parameter `file:<path>` names; raise
+    InvalidRequest where it names none (Triton's texts).
     """
     if not key.startswith(_FILE):
         raise InvalidRequest(f"unrecognized load parameter '{key}'.")

@@ -76,10 +76,7 @@ class PolicyQueue:
         return len(self._places)
 
     def add(self, job: Job, now_ns: int) -> None:
-        """Append `job` to its level.
-
-        Raises: Unavailable: that level is full (Triton's text).
-        """
+        """Append `job` to its level; raise Unavailable where that is full (Triton's text)."""
         request = job.request
         priority = self._priority_of(request)
         policy = self._policy_of(priority)

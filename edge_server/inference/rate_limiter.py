@@ -80,8 +80,7 @@ class RateLimiter:
 
     def enrol(self, groups: Sequence[InstanceGroup]) -> list[Share]:
         """Make a share for each instance of `groups`, in order; passive ones hold theirs from now.
-
-        Raises: ModelConfigError: a resource has less than the instances need (Triton's texts).
+        Raises ModelConfigError where the instances need more than there is (Triton's texts).
         """
         joining = [Share(group, place.gpu) for group in groups for place in group.placements]
         with self._lock:
@@ -168,10 +167,7 @@ class RateLimiter:
         )
 
     def _totals_for(self, shares: Sequence[Share]) -> dict[Resource, int]:
-        """The amount of each resource.
-
-        Raises: ModelConfigError: too little for one of `shares`, or one name is used in two ways.
-        """
+        """The amount of each resource; raises as `enrol`."""
         needed = _largest_needs(shares)
         for name in sorted({resource.name for resource in needed}):
             if len({device is None for other, device in needed if other == name}) == 2:

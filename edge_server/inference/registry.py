@@ -316,9 +316,8 @@ class SchedulerWrapper(Submits):
 
 
 class TracedScheduler(SchedulerWrapper):
-    """Records one request and its responses in the request's trace.
-
-    The trace ends with the last response of the model, also where the caller has left before it.
+    """Records one request and its responses in the request's trace, which ends with the last one,
+    also where the caller has left before it.
     """
 
     def __init__(self, loaded: LoadedModel, trace: Trace) -> None:
@@ -416,9 +415,8 @@ class ModelRegistry:
         self.publish({name: entries})
 
     def publish(self, changes: Mapping[str, Sequence[ModelEntry]]) -> None:
-        """Replace all entries of the models in `changes` in one step.
-
-        A loaded version that `changes` no longer names becomes UNLOADING.
+        """Replace all entries of the models in `changes` in one step; a loaded version that
+        `changes` no longer names becomes UNLOADING.
         """
         new = {(e.name, e.version): e for entries in changes.values() for e in entries}
         with self.lock:

@@ -49,9 +49,8 @@ _BUILDING_TIMEOUT_S = 600.0
 
 
 def warmed_up(config: ModelConfig, model: Model, directory: Path) -> MakesInstances:
-    """Wrap `model` so that each new instance runs the configuration's samples first.
-
-    Raises: as `read_samples`.
+    """Wrap `model` so that each new instance runs the configuration's samples first; see
+    `read_samples`.
     """
     samples = read_samples(config, directory / WARMUP_DIRECTORY)
     return _WarmingModel(config, model, samples) if samples else model
@@ -257,12 +256,11 @@ class Scheduling:
     def with_instances(
         self, loaded: LoadedModel, config: ModelConfig, directory: Path
     ) -> LoadedModel | None:
-        """Make a second loaded model with the instances of `config`, beside `loaded`, warmed up.
+        """Make a second loaded model with the instances of `config`, beside `loaded`, warmed up;
+        None where `loaded` is closed already, or has no model.
 
-        Both share model and statistics; the model is closed with the last of both. None where
-        `loaded` is closed already, or has no model.
-
-        Raises: as `model`.
+        Both share model and statistics; the model is closed with the last of both. Raises as
+        `model`.
         """
         held = loaded.shared(config)
         if held is None:

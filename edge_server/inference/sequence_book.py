@@ -388,10 +388,7 @@ class SequenceControls:
 
 
 class SequenceStates:
-    """The states of a model: output tensors of one request that are inputs of the next one.
-
-    Raises: ModelConfigError: an initial state cannot be read or does not fit its state.
-    """
+    """The states of a model: output tensors of one request that are inputs of the next one."""
 
     def __init__(
         self, config: ModelConfig, states: tuple[SequenceState, ...], directory: Path

@@ -117,13 +117,8 @@ class TraceQueue(Generic[T]):
 
 @dataclass(frozen=True)
 class TraceRule:
-    """The trace settings.
-
-    Attributes:
-        timestamps: whether any request is traced.
-        rate: one of so many requests is traced; 0 is allowed only without timestamps.
-        count: traces left; -1 is unlimited.
-        log_frequency: traces in a file before the next is begun; 0 is one file.
+    """The trace settings: one of `rate` requests is traced, `count` (-1: all) in all,
+    `log_frequency` (0: all) in one file.
     """
 
     timestamps: bool = False
@@ -133,10 +128,7 @@ class TraceRule:
 
 
 class Sampler:
-    """Applies one rule to requests, on any thread.
-
-    Traces of one sampler share a series of numbered files.
-    """
+    """Applies one rule to requests, on any thread; its traces share a series of numbered files."""
 
     def __init__(self, rule: TraceRule) -> None:
         self.rule = rule

@@ -49,23 +49,6 @@ GPU_BACKENDS = frozenset(
 _GPU_BY_DEFAULT = frozenset({"tensorrt", "image_preprocess", "pytorch"})
 _DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 
-# Remedies for models whose backend Triton has and edge_server lacks.
-_THEN = 'put it into the version directory as model.onnx, with backend: "onnxruntime"'
-_WRAP = 'or load it in a model.py, with backend: "python"'
-
-# Names in config.pbtxt (backends), and the remedy.
-_REMEDIES = (
-    (("fil",), f"convert it with onnxmltools and {_THEN}; {_WRAP}"),
-    (
-        ("dali",),
-        'use backend: "image_preprocess" for images, or a model.py with backend: "python"',
-    ),
-    (
-        ("vllm", "tensorrtllm"),
-        'load it in a model.py, with backend: "python", where the board has room for it',
-    ),
-)
-
 
 def complete(message: Any, files: ModelFiles, completion: Completion = USUAL_COMPLETION) -> None:
     """Fill in name, backend, platform, file name and every default, in place.
@@ -169,15 +152,6 @@ def _backend_of(filename: str, files: ModelFiles) -> tuple[str, str]:
     )
 
 
-def remedy_for(name: str) -> str:
-    """The remedy for a model of that backend or platform, to follow the text of the fault.
-
-    Empty for a name that is none of Triton's.
-    """
-    found = (remedy for names, remedy in _REMEDIES if name in names)
-    return next((f"; '{name}' is not built here: {remedy}" for remedy in found), "")
-
-
 def _exists(path: Path) -> bool:
     with reading(path):
         return path.exists()
@@ -217,9 +191,6 @@ def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) 
 
     Controls and states of the sequence batcher are among the model's tensors but not among the
     configuration's inputs and outputs.
-
-    Raises:
-        ModelConfigError: configuration and signature disagree.
     """
     check = _SignatureCheck(files, config, signature)
     message = pb.ModelConfig()

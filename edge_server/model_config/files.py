@@ -60,11 +60,7 @@ class ModelFiles:
         return (self.shown or self.directory) / self.config_name
 
     def with_custom_config(self, name: str) -> ModelFiles:
-        """Return these files with the configuration `configs/<name>.pbtxt`, where the model has it.
-
-        Raises:
-            ModelConfigError: the directory cannot be read.
-        """
+        """Return these files with `configs/<name>.pbtxt` as configuration, where it exists."""
         path = f"{CONFIGS_DIRECTORY}/{name}.pbtxt"
         if not name:
             return self
@@ -120,11 +116,7 @@ def is_file_name(name: str) -> bool:
 
 
 def outside(directory: Path, name: str) -> bool:
-    """Whether `name` is absolute, climbs out of `directory`, or is a link that leads out of it.
-
-    Raises:
-        ModelConfigError: a link on the way cannot be followed.
-    """
+    """Whether `name` is absolute, climbs out of `directory`, or is a link that leads out of it."""
     if not is_file_name(name):
         return True
     with reading(directory / name):
@@ -178,11 +170,7 @@ def _labels(output: Any, model: str, files: ModelFiles) -> tuple[str, ...]:
 
 
 def select_versions(message: Any, files: ModelFiles) -> tuple[int, ...]:
-    """Return the versions that a completed configuration's policy selects, ascending.
-
-    Raises:
-        ModelConfigError: none of them is on disk.
-    """
+    """Return the versions that a completed configuration's policy selects, ascending."""
     available = sorted(files.versions)
     policy = message.version_policy
     choice = policy.WhichOneof("policy_choice")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError, ModelLoadError
-from edge_server.model_config.completion import BACKEND_BY_PLATFORM, GPU_BACKENDS, remedy_for
+from edge_server.model_config.completion import BACKEND_BY_PLATFORM, GPU_BACKENDS
 from edge_server.model_config.config import USUAL_COMPLETION, Completion, ragged_faults
 from edge_server.model_config.ensemble_graph import ensemble_faults
 from edge_server.model_config.fields import PROCESS_BACKENDS, field_faults, list_faults
@@ -102,14 +102,13 @@ def _general_faults(
                 f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
             )
     elif platform and platform not in BACKEND_BY_PLATFORM:
-        yield f"unexpected platform type '{platform}' for {name}{remedy_for(platform)}"
+        yield f"unexpected platform type '{platform}' for {name}"
     elif platform and backend != BACKEND_BY_PLATFORM[platform]:
         yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
     elif backend not in known_backends:
         yield (
             f"unable to find backend library for backend '{backend}', try specifying runtime on "
             f"the model configuration. Backends here: {', '.join(sorted(known_backends))}"
-            f"{remedy_for(backend)}"
         )
     if message.HasField("ensemble_scheduling") and platform != "ensemble":
         yield (

@@ -312,7 +312,7 @@ def test_measurements_are_kept_for_the_next_build(
     tensorrt(version)
     facts = site.build().facts
     path = timing_path(site.folder / "timing", facts)
-    assert path.name.startswith(f"{version}.0.30-Orin-sm_87-16")
+    assert path.name.startswith(f"{version}.0.30-Simulated_GPU_0-sm_87-16")
     assert path.read_bytes() == b"+"
     site.build()
     assert path.read_bytes() == b"++"

@@ -81,10 +81,8 @@ def socket_target(path: str) -> str:
 
 
 def target_of(settings: Grpc) -> str:
-    """Return where a client on this machine calls the daemon that runs with `settings`: its Unix
-    socket where it has one.
-
-    Raises: SettingsError: there is no side that a client without a certificate can call.
+    """Return where a client on this machine calls the daemon that runs with `settings`; raise
+    SettingsError where no side can be called without a certificate.
     """
     if not settings.enabled:
         raise SettingsError("grpc: it is off; set enabled = true in [grpc]")
@@ -218,9 +216,8 @@ def infer_request(
     version: str = "",
     classes: Mapping[str, int] | None = None,
 ) -> Any:
-    """Return a `ModelInferRequest` with the tensors as raw bytes.
-
-    Raises: InvalidRequest: the protocol has no type for an array's elements.
+    """Return a `ModelInferRequest` with the tensors as raw bytes; raise InvalidRequest where the
+    protocol has no type for them.
     """
     request = pb.ModelInferRequest(model_name=model, model_version=version)
     for name, array in inputs.items():

@@ -198,9 +198,8 @@ def _abort(context: grpc.ServicerContext, path: str, error: Exception) -> NoRetu
 
 
 def header_text(text: str) -> str:
-    """Return the part of `text` that fits into a header; invalid Unicode is escaped.
-
-    gRPC writes each byte that is not printable ASCII as three.
+    """Return the part of `text` that fits into a header, where gRPC writes each byte that is not
+    printable ASCII as three; invalid Unicode is escaped.
     """
     text = as_utf8(text)
     size_bytes = 0

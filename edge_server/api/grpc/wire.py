@@ -97,9 +97,8 @@ def read_request(data: bytes, call: Call | None = None) -> tuple[Any, Sequence[b
 
 
 def read_load_request(data: bytes) -> Any:
-    """Return a `RepositoryModelLoadRequest`, which may carry files of any size, but not any number.
-
-    Raises: InvalidRequest: `data` is no such message, or has more fields than any load needs.
+    """Return a `RepositoryModelLoadRequest`, which may carry files of any size, but not any
+    number.
     """
     if len(data) >= _WALK_FROM_BYTES:
         _check_load(memoryview(data))
@@ -124,10 +123,8 @@ def _check_load(data: memoryview) -> None:
 
 
 def _made_of(part: memoryview, level: int = 0) -> int:
-    """Return the most memory that protobuf takes for `part`.
-
-    Args:
-        level: 0 is of a request's fields, 1 of an input's, 2 of those of an input's contents.
+    """Return the most memory that protobuf takes for `part`: at `level` 0 of a request's fields, at
+    1 of an input's, at 2 of those of an input's contents.
     """
     most_bytes = _TIMES_PARSED * len(part)
     made_bytes = 0

@@ -113,9 +113,6 @@ def record(
 
     A context must stay unchanged once a run of it is recorded, so each run has its own context; a
     plan of fixed shapes never changes its context and uses `context`.
-
-    Raises:
-        DeviceLost: the attempt broke the device.
     """
     runs: list[RecordedRun] = []
     try:
@@ -169,9 +166,6 @@ def graph_shapes(
     Without a `graph_spec` the batch sizes are the preferred ones, or Triton's default, in each of
     `profiles`; other free dimensions have the profile's optimal sizes. Shapes that no profile
     accepts are left out.
-
-    Raises:
-        ModelConfigError: a `graph_spec` is invalid; with Triton's text.
     """
     specs = config.message.optimization.cuda.graph_spec
     if specs:
@@ -232,11 +226,7 @@ def _shapes(config: ModelConfig, io: PlanIO, spec: Any, profile: int) -> Shapes:
 
 
 def _least_rows(config: ModelConfig, io: PlanIO, spec: Any, shapes: Shapes) -> int:
-    """Return the lower bound of the batch, 0 without; the bounds of other sizes are checked only.
-
-    Raises:
-        ModelConfigError: a bound is invalid; with Triton's text.
-    """
+    """Return the least batch, 0 without batches; the bounds of other sizes are checked only."""
     rows: int = spec.batch_size
     if not spec.HasField("graph_lower_bound"):
         return rows

@@ -209,11 +209,7 @@ class OutputSlot:
         return self._written.pointer
 
     def array(self, shape: Shape, stream: Stream) -> CudaArray:
-        """Return device memory that its receiver may hold for any time.
-
-        Raises:
-            Unavailable: callers already hold too much of it.
-        """
+        """Return device memory that its receiver may hold for any time."""
         return self._pool.take(stream, shape, self.dtype)
 
     def copy_to(self, array: CudaArray, stream: Stream) -> None:
@@ -256,11 +252,7 @@ class Context:
         self._addresses: dict[str, int] = {}
 
     def set_shapes(self, profile: int, shapes: Shapes) -> None:
-        """Set the shapes of the next runs; inputs that TensorRT reads on the host are bound before.
-
-        Raises:
-            InvalidRequest: TensorRT refuses these shapes.
-        """
+        """Set the shapes of the next runs; inputs that TensorRT reads on the host are bound."""
         context = self._context
         mark = trt_log().mark
         # The values of a shape tensor on the host may have changed.

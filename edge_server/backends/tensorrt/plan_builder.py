@@ -62,9 +62,6 @@ def build_plan(
     Args:
         gpu: None without a GPU: TensorRT then refuses by itself; its desktop edition (TensorRT-RTX)
             does not.
-
-    Raises:
-        EdgeServerError: no plan was built; the text gives TensorRT's reason.
     """
     began = time.monotonic()
     options, version, timings = job.options, version_here(), Path(job.timing_cache)
@@ -323,11 +320,7 @@ def is_typed(options: BuildOptions, version: tuple[int, int]) -> bool:
 
 
 def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
-    """Check that this version of TensorRT supports the precision.
-
-    Raises:
-        InvalidRequest, Unsupported: it does not; the text gives the alternatives.
-    """
+    """Check that this version of TensorRT supports the precision."""
     number = ".".join(map(str, version))
     if options.strongly_typed and version < (10, 0):
         raise Unsupported(f"TensorRT {number} has no strongly typed networks, 10 is the first")
@@ -350,12 +343,7 @@ def set_precision(
     *,
     typed: bool,
 ) -> None:
-    """Let the layers calculate in the formats that `options` allow.
-
-    Raises:
-        InvalidRequest: INT8 is requested, and neither samples nor the network give the tensors'
-            ranges.
-    """
+    """Let the layers calculate in the formats that `options` allow."""
     if options.precision == "int8" and not options.calibration and not _is_quantised(network):
         remedy = "" if typed else ", or samples with --calibration DIR"
         raise InvalidRequest(

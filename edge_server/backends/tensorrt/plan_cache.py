@@ -141,9 +141,6 @@ def build_lock(on_wait: Callable[[], None]) -> Iterator[None]:
 
     Args:
         on_wait: called once, if another process or thread holds the lock.
-
-    Raises:
-        InternalError: the kernel refuses the lock for a permanent reason.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         waited = False
@@ -181,9 +178,6 @@ def ensure_plan(
 
     One plan is built at a time on a device; after the wait a caller takes the plan that the other
     build has cached, if it fits.
-
-    Raises:
-        EdgeServerError: no plan could be built.
     """
     if (found := cache.find(onnx, options, facts, model)) is not None:
         return found, False
@@ -278,9 +272,6 @@ def make_plan(
 
     Each file replaces its predecessor atomically. A power cut may fall between the two: the
     side-car's digest then no longer matches the plan.
-
-    Raises:
-        EdgeServerError: no plan was built, and the earlier files are unchanged.
     """
     onnx, plan = onnx.absolute(), plan.absolute()
     written = plan.with_name(f".{plan.name}.{os.getpid()}.tmp")

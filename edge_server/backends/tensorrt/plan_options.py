@@ -96,9 +96,6 @@ def build_options_of(config: ModelConfig) -> BuildOptions:
     `plan_precision` (fp32, fp16, int8), `plan_strongly_typed`, `plan_min`, `plan_opt`, `plan_max`
     (`input:1x3x360x640,other:4`; with a `;` between profiles), `plan_workspace_mib` and
     `plan_max_gpu_layers`.
-
-    Raises:
-        ModelConfigError: a parameter is invalid; the text names it.
     """
     parameters = config.parameters
     cores = [g.dla_core for g in config.instance_groups if g.dla_core is not None]
@@ -135,11 +132,7 @@ def given_profiles(
 
 
 def shapes(text: str) -> Shapes:
-    """Parse `input:1x3x360x640,other:4`, trtexec's form; names are not resolved yet.
-
-    Raises:
-        InvalidRequest: the text has another form.
-    """
+    """Parse `input:1x3x360x640,other:4`, trtexec's form; names are not resolved yet."""
     found: dict[str, Shape] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         # A tensor's name may itself contain a colon.
@@ -211,10 +204,6 @@ def profiles_for(inputs: Sequence[NetworkInput], options: BuildOptions) -> tuple
     A missing shape comes from the configuration: a batch from 1 to the model's `max_batch_size`,
     optimal at the maximum, other dimensions from its dims. A range given in part is filled with its
     given sizes.
-
-    Raises:
-        InvalidRequest: a size is neither given nor known, or is invalid; the text names the input
-            and the option to give.
     """
     _check_names(inputs, options)
     free = [i for i in inputs if i.holds_shape or -1 in i.shape]
@@ -516,11 +505,7 @@ def side_car_path(plan: Path) -> Path:
 
 
 def read_side_car(plan: Path) -> SideCar | None:
-    """Read the side-car beside `plan`; None if the file does not exist.
-
-    Raises:
-        ModelConfigError: the file cannot be read, or is no side-car.
-    """
+    """Read the side-car beside `plan`; None if the file does not exist."""
     path = side_car_path(plan)
     with reading(path):
         try:

@@ -248,11 +248,7 @@ def read_layers(plan: Path, dla_core: int | None) -> str:
 
 
 def probe_device(timeout_s: float = _INSPECTION_TIMEOUT_S) -> DeviceFacts:
-    """Return the facts of this device; `reason` says why it cannot build or run plans.
-
-    Raises:
-        EdgeServerError: the process failed, or exceeded `timeout_s`.
-    """
+    """Return the facts of this device; `reason` says why it cannot build or run plans."""
     return msgspec.convert(_inspect("device_in_child", timeout_s=timeout_s), DeviceFacts)
 
 

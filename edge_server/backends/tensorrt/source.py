@@ -93,9 +93,6 @@ class PlanSource:
 
         With `auto_build` it is the one that `find` will return, from the cache; otherwise it is
         built in the version directory.
-
-        Raises:
-            EdgeServerError: no plan fits, and none could be built.
         """
         if self._parameters.auto_build:
             plan, _ = self.find(facts, placement, retry=True)

@@ -178,11 +178,7 @@ class FrameParameters:
 
     @staticmethod
     def of(config: ModelConfig) -> FrameParameters:
-        """Parse the parameters.
-
-        Raises:
-            ValueError: a value is invalid, alone or beside the others; the text names the remedy.
-        """
+        """Parse the parameters."""
         parameters = parameters_of(config, ImagePreprocessParameters)
         pixel_format = _pixel_format(parameters.pixel_format)
         colour = Colour(
@@ -242,12 +238,7 @@ class Preprocessing:
         )
 
     def frames_of(self, shape: tuple[int, ...], parameters: Parameters) -> RequestFrames:
-        """Return the frames of a request whose input has that shape.
-
-        Raises:
-            InvalidRequest: the input is empty, a side is longer than `MAX_SIDE_PX`, or shape,
-                request parameters, crop and calibration do not fit each other.
-        """
+        """Return the frames of a request whose input has that shape."""
         if 0 in shape:
             raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)} is empty")
         count, dims = (shape[0], shape[1:]) if self.batched else (1, shape)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -16,9 +13,10 @@ from typing import TYPE_CHECKING
 from edge_server.board.board import read_board
 from edge_server.board.device_nodes import read_disk
 from edge_server.board.doctor import hardware, software
-from edge_server.errors import Cancelled, EdgeServerError, SettingsError
+from edge_server.errors import EdgeServerError, SettingsError
 from edge_server.process.child import ChildFailed, ChildOptions, run_in_child
 from edge_server.process.disk import state_directory
+from edge_server.process.threads import run_parallel
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
@@ -114,42 +112,29 @@ def examine(
     board = read_board(root, now_s)
     configuration = read_configuration(config, root)
     probes = _probes(board, configuration.settings)
-    stop = threading.Event()
-    with ThreadPoolExecutor(_PROCESSES) as threads:
-        try:
-            found = threads.map(run or partial(run_probe, stop=stop), probes.values())
-            results = dict(zip(probes, found, strict=True))
-        except KeyboardInterrupt:
-            stop.set()
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
+    found = run_parallel("probe", _PROCESSES, run or run_probe, probes.values())
     evidence = hardware.Evidence(
         board,
         configuration,
         read_disk(_store(board, configuration.settings, root), board.account),
-        results,
+        dict(zip(probes, found, strict=True)),
         platform.python_version(),
         version("edge-server"),
     )
     return Examination(evidence, run_checks(evidence))
 
 
-def run_probe(probe: Probe, stop: threading.Event | None = None) -> hardware.ProbeResult:
-    """Run the probe; return soon after its `timeout_s`, or when `stop` is set; never raise."""
+def run_probe(probe: Probe) -> hardware.ProbeResult:
+    """Run the probe; return soon after its `timeout_s`; never raise."""
     account = None
     if probe.account is not None and probe.account.uid and os.geteuid() == 0:
         account = probe.account.uid, tuple(sorted(probe.account.gids))
-
-    def watch() -> None:
-        if stop is not None and stop.is_set():
-            raise Cancelled("was interrupted")
 
     try:
         facts = run_in_child(
             probe.function,
             *probe.arguments,
             timeout_s=probe.timeout_s,
-            watch=watch,
             options=ChildOptions(account=account),
         )
     except OSError as error:

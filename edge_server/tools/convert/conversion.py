@@ -50,13 +50,11 @@ def run_step(
     *,
     verbose: bool,
 ) -> dict[str, Any]:
-    """Run a function of `steps` with `arguments` in `python`; return its result.
+    """Run a function of `steps` in `python`; return its result.
 
     Args:
-        python: the interpreter.
         step: the module and the function.
         arguments: what JSON can carry.
-        progress: called with the text of each step.
         verbose: show what the framework prints.
 
     Raises:
@@ -131,11 +129,9 @@ class OutputError:
 
 
 def compare(folder: Path, count: int, limit: float) -> list[OutputError]:
-    """Return the error of each output over `count` samples, whose files lie in `folder`.
+    """Return the error of each output over `count` samples, `source-N.npz` and `result-N.npz`.
 
     Args:
-        folder: has `source-N.npz` and `result-N.npz`.
-        count: number of samples.
         limit: the largest error, as a share of the source's largest magnitude.
 
     Raises:

@@ -135,14 +135,8 @@ _TENSORFLOW = "tensorflow_models"
 
 @dataclass(frozen=True)
 class SourceFormat:
-    """A format that models come in.
-
-    Attributes:
-        text: the format in a sentence.
-        framework: what reads it.
-        module: the module of `steps` that reads it.
-        functions: destination → the function of that module that writes it.
-    """
+    """A format that models come in: `functions` of `module`, which is one of `steps`, write a
+    destination."""
 
     text: str
     framework: FrameworkPackages
@@ -152,14 +146,8 @@ class SourceFormat:
 
 @dataclass(frozen=True)
 class Destination:
-    """A format that models are converted to.
-
-    Attributes:
-        file: its name in a version directory.
-        fields: of config.pbtxt, that name its backend.
-        framework: what runs it.
-        runner: the function of a module of `steps` that runs it.
-    """
+    """A format that models are converted to: `fields` of config.pbtxt name its backend, `runner` is
+    the function of a module of `steps` that runs it."""
 
     file: str
     fields: Mapping[str, str]
@@ -402,10 +390,7 @@ def write_model(
 
     Args:
         directory: of the model, whose name it is.
-        version: the version.
         fields: that name its backend.
-        inputs: the result's inputs.
-        outputs: the result's outputs.
         labels: output → file of its labels.
         max_batch_size: None is Triton's default where every tensor has an open first dimension.
 

@@ -71,7 +71,7 @@ def test_a_response_that_came_while_the_daemon_stalled_past_its_limit_is_returne
             time.sleep(0.01)
 
     process.channel.send = send_and_stall  # type: ignore[method-assign]
-    started = process.start(message, 0.0, take=lambda other: None)
+    started = process.start(message, 0.0, other=lambda other: None)
     assert started is not None
     assert not started.failure
 
@@ -80,4 +80,4 @@ def test_a_process_that_only_logs_is_given_up_at_the_limit(
     process: ChildProcess, start: Callable[..., m.Start]
 ) -> None:
     message = start("while True: pb_utils.Logger.log_info('l' * 8000)")
-    assert process.start(message, 1.0, take=lambda other: None) is None
+    assert process.start(message, 1.0, other=lambda other: None) is None

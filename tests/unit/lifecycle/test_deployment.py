@@ -276,6 +276,6 @@ def test_a_delivery_goes_as_the_table_says(
     run_state_machine_as_test(
         machine,
         settings=settings(
-            stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

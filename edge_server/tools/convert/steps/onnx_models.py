@@ -114,9 +114,6 @@ def to_int8(
     """Write `source` with Q/DQ nodes around `operators` to `target`.
 
     Args:
-        progress: called with each step.
-        source: the ONNX file.
-        target: the ONNX file that is written.
         operators: ONNX operators; those of other kinds stay as they are.
         calibration: files of recorded samples, whose ranges the scales are of.
         per_channel: a scale for each channel of the weights, not one for all.

@@ -28,9 +28,6 @@ def from_onnx(
     """Write the ONNX file `source` as `target`, .xml, with the weights beside it, .bin.
 
     Args:
-        progress: called with each step.
-        source: the ONNX file.
-        target: the .xml file.
         half: keep the weights in half precision, as OpenVINO does unless it is told otherwise.
     """
     progress("converting with OpenVINO")

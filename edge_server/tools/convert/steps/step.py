@@ -68,13 +68,8 @@ TEXT = "text"
 
 
 class TensorInfo(TypedDict):
-    """One tensor of a model.
-
-    Attributes:
-        name: as the model has it.
-        datatype: numpy's name, or `text`.
-        shape: all dimensions, that of the batch too; -1 is any size.
-    """
+    """One tensor of a model: its datatype is numpy's name, or `text`; its shape has all dimensions,
+    that of the batch too, with -1 for any size."""
 
     name: str
     datatype: str
@@ -86,8 +81,7 @@ class Sampling(TypedDict):
 
     Attributes:
         folder: where the files of inputs and outputs lie.
-        count: number of random samples.
-        seed: of the random samples.
+        count, seed: of the random samples.
         recorded: files of recorded samples.
         sizes: input → shape of its random samples; for open sizes.
     """

@@ -48,10 +48,6 @@ class Export:
     """What is written as ONNX, and from what.
 
     Attributes:
-        progress: called with each step.
-        source: the file.
-        target: the ONNX file.
-        sampling: the inputs to run it on.
         inputs: name, datatype and shape of each input, in order; a name may be empty.
         outputs: names of the outputs; if empty, `output_0` and so on.
     """

@@ -7,14 +7,6 @@ import pytest
 from edge_server.cli.main import run_command
 
 
-def test_help_names_formats_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run_command(["convert", "--help"])
-    text = capsys.readouterr().out
-    for expected in (".keras", "SavedModel", "--python", "--calibration", "exit codes: 0"):
-        assert expected in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -15,27 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_help_names_each_verb_and_exit_code(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        run_command(["models", "--help"])
-    text = capsys.readouterr().out
-    for word in (
-        "push",
-        "accept",
-        "pull",
-        "list",
-        "verify",
-        "rollback",
-        "release",
-        "sign",
-        "keygen",
-        "exit codes: 0",
-    ):
-        assert word in text
-
-
 @pytest.mark.parametrize("version", ["0", "01", "-1", "x", "1.0", ""])
 def test_a_version_is_a_whole_number_from_one(
     version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_help_says_what_is_done_and_what_each_exit_code_means(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        run_command(["plan", "--help"])
-    text = capsys.readouterr().out
-    for expected_text in ("build", "inspect", "verify", "exit codes: 0", "69 no GPU"):
-        assert expected_text in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "expected_text"),
     [
