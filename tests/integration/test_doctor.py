@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
+
+from support.processes import is_running
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +76,21 @@ def test_libraries_that_crash_cost_their_lines_and_the_exit_code_tells(tmp_path:
     assert "SIGABRT" in found["opencv"]["found"]
     assert "SIGSEGV" in found["tensorrt"]["found"]
     assert found["onnxruntime"]["level"] == "ok"
+
+
+def test_an_interrupt_ends_it_at_once_and_its_probes_with_it(tmp_path: Path) -> None:
+    begun = tmp_path / "pid"
+    (tmp_path / "cv2.py").write_text(
+        f"import os, pathlib, time\npathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    command = [sys.executable, "-m", "edge_server", "doctor"]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as process:
+        pid = int(wait_until(lambda: begun.exists() and begun.read_text(), TIMEOUT_S))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 130
+    wait_until(lambda: not is_running(pid), TIMEOUT_S)
 
 
 def test_a_wrong_configuration_is_a_fault_with_its_remedy(tmp_path: Path) -> None:
