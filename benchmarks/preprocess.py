@@ -11,7 +11,6 @@ GPU.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import math
 import sys
@@ -30,7 +29,6 @@ from edge_server.gpu.preprocess_kernel import (
     MAX_FRAMES,
     FrameLayout,
     FramePreprocess,
-    PreprocessArgs,
     kernel_image,
 )
 from edge_server.gpu.stream import Module
@@ -131,8 +129,7 @@ class Bench:
         geometry = FramePreprocess(
             layout, OUT_WIDTH, OUT_HEIGHT, scale=float(SCALE), half=half, colour=COLOUR
         )
-        signature = f"{ctypes.sizeof(PreprocessArgs)}s"
-        kernel = self._module.kernel(f"{pixel_format.value}_to_nchw", signature)
+        kernel = self._module.kernel(f"{pixel_format.value}_to_nchw")
         stream = self._clock.stream
 
         out_bytes = 3 * OUT_HEIGHT * OUT_WIDTH * dtype.itemsize

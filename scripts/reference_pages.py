@@ -18,9 +18,8 @@ import msgspec
 from msgspec import inspect as types
 
 from edge_server.api.http.metric_table import TABLE
-from edge_server.api.http.metrics import BoardMetrics
 from edge_server.api.http.model_metrics import ModelMetrics
-from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.cli.verbs import EXIT_CODE_MEANINGS
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelState
 from edge_server.inference.statistics import ModelStatistics
@@ -206,21 +205,15 @@ def _metrics(rows: Iterable[tuple[str, str, str, str, str]]) -> str:
 
 
 def _nv() -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield what the collectors export of a model that is loaded, and of the processor."""
+    """Yield what is exported of a model that is loaded."""
     loaded = LoadedModel(None, 1, _Idle(), ModelStatistics())
     entry = ModelEntry("m", 1, ModelState.READY, loaded=loaded)
-    sources = Sources("", lambda: [entry], [], LaneLatency(), processors=ProcessorUse())
-    for collector in (ModelMetrics(sources), BoardMetrics(sources)):
-        for family in collector.collect():
-            labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})
-            unit = {"us": "microseconds", "secs": "seconds", "bytes": "bytes"}
-            last = family.name.rpartition("_")[2]
-            if family.name.startswith("nv_"):
-                kind = "counter" if family.type == "unknown" else family.type
-                yield (
-                    *(family.name, kind, " ".join(labels)),
-                    *(unit.get(last, ""), family.documentation),
-                )
+    sources = Sources("", lambda: [entry], [], LaneLatency())
+    for family in ModelMetrics(sources).collect():
+        labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})
+        unit = {"us": "microseconds", "secs": "seconds"}.get(family.name.rpartition("_")[2], "")
+        kind = "counter" if family.type == "unknown" else family.type
+        yield family.name, kind, " ".join(labels), unit, family.documentation
 
 
 class _Idle:

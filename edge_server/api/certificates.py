@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 # Twice what a system's bundle of all public authorities has; each is parsed while clients wait.
 _LONGEST_FILE_BYTES = 512 * 1024
+_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 # OpenSSL's words for the key of another certificate, the second one for a key of another kind.
 _OTHER_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
@@ -73,6 +74,27 @@ class CertificateFiles(NamedTuple):
             SettingsError: a file is invalid; the text names the file.
         """
         _try(tls, self)
+
+    def check_age(self, tls: Tls, before: CertificateFiles) -> None:
+        """Raises: SettingsError: the certificate has expired, and that of `before` has not."""
+        if self._has_expired() and not before._has_expired():
+            raise SettingsError(
+                f"{self.section}.certificate: {tls.certificate}: has expired; give one that is "
+                "valid"
+            )
+
+    def _has_expired(self) -> bool:
+        server, client = _context(), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.load_into(server)
+        server.verify_mode, client.check_hostname = ssl.CERT_NONE, False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        with _as_file(self.certificate) as certificate:
+            client.load_verify_locations(certificate)
+        try:
+            _shake_hands(server, client)
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_code == _EXPIRED
+        return False
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Have new connections of `context` see these files, which are valid."""
@@ -133,6 +155,7 @@ class CertificateWatch:
     def _check(self, found: CertificateFiles) -> None:
         try:
             found.check(self.tls)
+            found.check_age(self.tls, self.shown)
         except SettingsError:
             self._refused = found
             raise
@@ -180,7 +203,9 @@ def _try_pair(tls: Tls, files: CertificateFiles) -> None:
         with _as_file(files.certificate) as certificate, _as_file(files.key) as key:
             # An empty password keeps OpenSSL from asking for one on a terminal.
             context.load_cert_chain(certificate, key, password="")
-        _shake_hands(context)
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+        _shake_hands(context, client)
     except ssl.SSLError as error:
         if error.reason in _OTHER_KEY:
             raise SettingsError(
@@ -198,14 +223,12 @@ def _try_pair(tls: Tls, files: CertificateFiles) -> None:
         ) from None
 
 
-def _shake_hands(server: ssl.SSLContext) -> None:
-    """Have a client connect to `server`, in memory.
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Connect `client` to `server`, in memory.
 
     Raises:
-        ssl.SSLError: none that is like this program can, whatever it trusts.
+        ssl.SSLError: it cannot.
     """
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         client.wrap_bio(to_client, to_server),
@@ -217,6 +240,11 @@ def _shake_hands(server: ssl.SSLContext) -> None:
 
 
 def _try_certificates(setting: str, path: str, content: bytes) -> None:
+    if b"BEGIN TRUSTED CERTIFICATE" in content:  # gRPC cannot read it
+        raise SettingsError(
+            f"{setting}: {path}: is in a form of OpenSSL alone (TRUSTED CERTIFICATE); convert it: "
+            "openssl x509 -in FILE -out NEW"
+        )
     try:
         with _as_file(content) as file:
             _context().load_verify_locations(file)

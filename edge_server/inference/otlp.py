@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -355,4 +356,26 @@ def exporter(settings: TracingSection) -> OTLPSpanExporter:
         settings.endpoint,
         certificate_file=settings.ca_file,
         timeout=_TIMEOUT_S,
+        session=_session_without_bodies(),
     )
+
+
+def _session_without_bodies() -> Any:
+    """What the exporter sends with: it reads no body of a response, which may be of any length and
+    unpacked be any number of times as long; and a redirect is no success."""
+
+    def judge(response: Any, **_: object) -> None:
+        headers = response.headers
+        # A body in chunks has no length, whatever is said of it.
+        is_empty = headers.get("Content-Length") == "0" and "Transfer-Encoding" not in headers
+        if response.status_code == 200 and is_empty:
+            response.content  # noqa: B018 - hands the connection back for the next request
+        else:
+            response.close()
+        if 300 <= response.status_code < 400:
+            raise requests.TooManyRedirects(f"it answers {response.status_code}")
+
+    session = requests.Session()
+    session.stream = True
+    session.hooks["response"].append(judge)
+    return session

@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import socket
+import sys
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -150,6 +151,11 @@ def test_malformed_requests_get_listed_codes_and_end_nothing(
 @pytest.mark.long
 def test_a_hundred_thousand_malformed_requests_end_nothing(server: Server) -> None:
     _fuzz(server, 100_000)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_thread_that_parses_lets_others_run_within_a_millisecond() -> None:
+    assert sys.getswitchinterval() < 0.001
 
 
 def test_five_hundred_sockets_that_hold_on_stop_neither_grpc_nor_the_unix_socket(

@@ -39,6 +39,13 @@ async def _echo(request: Request) -> Response:
     return JSONResponse(len(await request.body()))
 
 
+_MUCH_BYTES = 64 << 20
+
+
+async def _much(_: Request) -> Response:
+    return Response(bytes(_MUCH_BYTES))
+
+
 async def _fail(_: Request) -> Response:
     raise ZeroDivisionError("unforeseen")
 
@@ -87,6 +94,7 @@ async def _listen(socket: WebSocket) -> None:
 def _routes() -> Sequence[BaseRoute]:
     return [
         Route("/length", _echo, methods=["POST"]),
+        Route("/much", _much),
         Route("/fault", _fail),
         Route("/slow", _slow),
         Route("/hang", _hang),
@@ -99,14 +107,9 @@ def _routes() -> Sequence[BaseRoute]:
 def serve() -> Iterator[Callable[..., HttpServer]]:
     made: list[HttpServer] = []
 
-    def start(*, name: str = "http", **limits: object) -> HttpServer:
-        listener = HttpListener(
-            name,
-            "127.0.0.1",
-            0,
-            _routes,
-            limits=Http(**limits),  # type: ignore[arg-type]
-        )
+    def start(tls: Tls | None = None, **limits: object) -> HttpServer:
+        made_limits = Http(**limits)  # type: ignore[arg-type]
+        listener = HttpListener("http", "127.0.0.1", 0, _routes, tls or Tls(), made_limits)
         server = HttpServer([listener])
         made.append(server)
         server.start()
@@ -235,32 +238,16 @@ def test_one_more_connection_ends_the_one_that_has_been_silent_longest(
         each.close()
 
 
-def test_a_client_that_does_not_read_is_cut_off() -> None:
-    sent = b"x" * (64 << 20)
-
-    async def much(_: Request) -> Response:
-        return Response(sent)
-
-    listener = HttpListener(
-        "http", "127.0.0.1", 0, lambda: [Route("/", much)], limits=Http(message_timeout_ms=300)
-    )
-    server = HttpServer([listener])
-    server.start()
-    try:
-        with _connect(server) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            assert connection.recv(1) == b"H"
-            wait_until(
-                lambda: not server.open_connections,
-                TIMEOUT_S,
-                otherwise="the connection stayed open",
-            )
-            received = 1
-            while part := connection.recv(1 << 20):
-                received += len(part)
-            assert received < len(sent)
-    finally:
-        server.stop(TIMEOUT_S)
+def test_a_client_that_does_not_read_is_cut_off(serve: Callable[..., HttpServer]) -> None:
+    server = serve(message_timeout_ms=300)
+    with _connect(server) as connection:
+        connection.sendall(b"GET /much HTTP/1.1\r\n\r\n")
+        assert connection.recv(1) == b"H"
+        _wait_until_none_is_open(server)
+        received = 1
+        while part := connection.recv(1 << 20):
+            received += len(part)
+        assert received < _MUCH_BYTES
 
 
 _UPGRADE = (
@@ -358,6 +345,19 @@ def test_a_refused_websocket_makes_room_for_others(serve: Callable[..., HttpServ
         assert _call(server, "POST", "/length", b"abc") == (200, b"3")
 
 
+def test_a_refused_websocket_whose_client_sends_on_is_cut_off(
+    serve: Callable[..., HttpServer],
+) -> None:
+    server = serve()
+    with _open(server, b"/talk?once") as connection:
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(b"\x82\x80\0\0\0\0" * 1000)
+        _wait_until_none_is_open(server)
+        assert time.monotonic() - began < connections.READ_S / 2
+
+
 def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer]) -> None:
     taken = serve().port_of("http")
     listener = HttpListener("http", "127.0.0.1", taken, _routes)
@@ -367,56 +367,48 @@ def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer])
         HttpServer([listener])
 
 
-def test_a_client_that_begins_no_encryption_is_cut_off(authority: Any) -> None:
+@pytest.fixture
+def tls(authority: Any) -> Tls:
     certificate, key = map(str, authority.issue("server"))
-    tls = Tls(enabled=True, certificate=certificate, key=key)
-    limits = Http(message_timeout_ms=300)
-    server = HttpServer([HttpListener("http", "127.0.0.1", 0, _routes, tls=tls, limits=limits)])
-    server.start()
-    try:
-        with _connect(server) as silent, suppress(ConnectionError):
-            assert silent.recv(1) == b""  # or a timeout
-    finally:
-        server.stop(TIMEOUT_S)
-    assert server.worker.failure is None
+    return Tls(enabled=True, certificate=certificate, key=key)
 
 
-def test_clients_that_begin_no_encryption_are_bounded_in_number(authority: Any) -> None:
-    certificate, key = map(str, authority.issue("server"))
-    tls = Tls(enabled=True, certificate=certificate, key=key)
-    limits = Http(message_timeout_ms=round(1000 * TIMEOUT_S), max_connections=4)
-    server = HttpServer([HttpListener("http", "127.0.0.1", 0, _routes, tls=tls, limits=limits)])
-    server.start()
-    try:
-        with ExitStack() as opened:
-            silent = [opened.enter_context(_connect(server)) for _ in range(8)]
-            for each in silent[:4]:
-                with suppress(ConnectionError):
-                    assert each.recv(1) == b""  # or a timeout
-            for each in silent[4:]:
-                each.setblocking(False)
-                with pytest.raises(BlockingIOError):
-                    each.recv(1)
-            context = ssl.create_default_context(cafile=str(authority.ca))
-            connection = http.client.HTTPSConnection(
-                "127.0.0.1", server.port_of("http"), context=context, timeout=TIMEOUT_S
-            )
-            connection.request("POST", "/length", b"abc")
-            assert connection.getresponse().read() == b"3"
-            connection.close()
-    finally:
-        server.stop(TIMEOUT_S)
-    assert server.worker.failure is None
+def test_a_client_that_begins_no_encryption_is_cut_off(
+    serve: Callable[..., HttpServer], tls: Tls
+) -> None:
+    server = serve(tls, message_timeout_ms=300)
+    with _connect(server) as silent, suppress(ConnectionError):
+        assert silent.recv(1) == b""  # or a timeout
 
 
-def test_an_encrypted_client_that_is_idle_does_not_hold_up_the_stop(authority: Any) -> None:
-    certificate, key = map(str, authority.issue("server"))
-    tls = Tls(enabled=True, certificate=certificate, key=key)
-    limits = Http(message_timeout_ms=200)
-    server = HttpServer([HttpListener("http", "127.0.0.1", 0, _routes, tls=tls, limits=limits)])
-    server.start()
+def test_clients_that_begin_no_encryption_are_bounded_in_number(
+    serve: Callable[..., HttpServer], tls: Tls, authority: Any
+) -> None:
+    server = serve(tls, message_timeout_ms=round(1000 * TIMEOUT_S), max_connections=4)
+    with ExitStack() as opened:
+        silent = [opened.enter_context(_connect(server)) for _ in range(8)]
+        for each in silent[:4]:
+            with suppress(ConnectionError):
+                assert each.recv(1) == b""  # or a timeout
+        for each in silent[4:]:
+            each.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                each.recv(1)
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", server.port_of("http"), context=context, timeout=TIMEOUT_S
+        )
+        connection.request("POST", "/length", b"abc")
+        assert connection.getresponse().read() == b"3"
+        connection.close()
+
+
+def test_an_encrypted_client_that_is_idle_does_not_hold_up_the_stop(
+    serve: Callable[..., HttpServer], tls: Tls, authority: Any
+) -> None:
+    server = serve(tls, message_timeout_ms=200)
     context = ssl.create_default_context(cafile=str(authority.ca))
-    with socket.create_connection(("127.0.0.1", server.port_of("http")), TIMEOUT_S) as opened:
+    with _connect(server) as opened:
         # It reads its response, and not that the server closes.
         encrypted = context.wrap_socket(opened, server_hostname="127.0.0.1")
         encrypted.sendall(b"POST /length HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n1")
@@ -426,17 +418,15 @@ def test_an_encrypted_client_that_is_idle_does_not_hold_up_the_stop(authority: A
         assert time.monotonic() - began < TIMEOUT_S / 2
         encrypted.close()
     assert not server.worker.alive
-    assert server.worker.failure is None
 
 
 def test_certificates_that_are_renewed_are_what_new_connections_see(
-    authority: Any, stranger: Any
+    serve: Callable[..., HttpServer], authority: Any, stranger: Any
 ) -> None:
     certificate, key = authority.issue("server")
     ca = str(authority.ca)
     tls = Tls(mutual=True, certificate=str(certificate), key=str(key), client_ca=ca)
-    server = HttpServer([HttpListener("http", "127.0.0.1", 0, _routes, tls=tls)])
-    server.start()
+    server = serve(tls)
 
     def status(trusted: Any, *own: str) -> int:
         context = ssl.create_default_context(cafile=str(trusted.ca))
@@ -452,33 +442,29 @@ def test_certificates_that_are_renewed_are_what_new_connections_see(
         finally:
             connection.close()
 
-    try:
-        own = tuple(map(str, authority.issue("client")))
-        assert status(authority, *own) == 200
-        with pytest.raises(OSError, match=r"alert|EOF|reset|Broken|closed"):
-            status(authority)
-        for old, new in zip((certificate, key), stranger.issue("new"), strict=True):
-            old.write_bytes(new.read_bytes())
-        end = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < end:
-            with suppress(ssl.SSLError):
-                assert status(stranger, *own) == 200
-                break
-        else:
-            pytest.fail("the certificate was not renewed")
-        # The authority of the clients is replaced, too: whom it signed is a stranger now.
-        authority.ca.write_bytes(stranger.ca.read_bytes())
-        while time.monotonic() < end:
-            with suppress(OSError):
-                assert status(stranger, *map(str, stranger.issue("successor"))) == 200
-                break
-        else:
-            pytest.fail("the authority was not renewed")
-        with pytest.raises(OSError, match=r"alert|EOF|reset|Broken|closed"):
-            status(stranger, *own)
-    finally:
-        server.stop(TIMEOUT_S)
-    assert server.worker.failure is None
+    own = tuple(map(str, authority.issue("client")))
+    assert status(authority, *own) == 200
+    with pytest.raises(OSError, match=r"alert|EOF|reset|Broken|closed"):
+        status(authority)
+    for old, new in zip((certificate, key), stranger.issue("new"), strict=True):
+        old.write_bytes(new.read_bytes())
+    end = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < end:
+        with suppress(ssl.SSLError):
+            assert status(stranger, *own) == 200
+            break
+    else:
+        pytest.fail("the certificate was not renewed")
+    # The authority of the clients is replaced, too: whom it signed is a stranger now.
+    authority.ca.write_bytes(stranger.ca.read_bytes())
+    while time.monotonic() < end:
+        with suppress(OSError):
+            assert status(stranger, *map(str, stranger.issue("successor"))) == 200
+            break
+    else:
+        pytest.fail("the authority was not renewed")
+    with pytest.raises(OSError, match=r"alert|EOF|reset|Broken|closed"):
+        status(stranger, *own)
 
 
 def test_a_server_without_listeners_does_nothing() -> None:

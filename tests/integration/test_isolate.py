@@ -30,6 +30,26 @@ def test_the_status_of_a_command_that_leaves_nothing_is_its_own() -> None:
     assert isolated("exit 7").returncode == 7
 
 
+def test_a_checkout_in_a_hidden_folder_may_have_caches() -> None:
+    checkout = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        subprocess.run(["git", "init", "-q", checkout], check=True)
+        shutil.copytree(ROOT / "scripts", checkout / "scripts")
+        script = (
+            "mkdir .pytest_cache && echo >.pytest_cache/x && echo '*' >.pytest_cache/.gitignore"
+        )
+        ran = subprocess.run(
+            [checkout / "scripts/isolate", "bash", "-c", script],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=checkout,
+        )
+    finally:
+        shutil.rmtree(checkout)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_the_folders_of_the_machine_are_empty_or_read_only() -> None:
     if isolated("true").stderr:
         pytest.skip("no mounts are allowed here")

@@ -202,7 +202,8 @@ def test_a_killed_camera_is_lost_and_found_again(
         camera.start()
         running.wait_for_lanes()
         running.wait_for_state("ok")
-        assert running.metric('edge_camera_reconnects_total{camera="front"}') == count
+        # More where a machine under load lets it fall silent as well.
+        assert running.metric('edge_camera_reconnects_total{camera="front"}') >= count
 
 
 def test_a_camera_that_falls_silent_is_opened_again_and_its_backlog_is_no_news(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from edge_server.inference.otlp import exporter
+from edge_server.settings import TracingSection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -184,3 +189,40 @@ def test_a_collector_that_hangs_or_is_killed_costs_spans_alone(
     assert process.terminate() == 0
     assert time.monotonic() - began < 8.0
     assert "Traceback" not in process.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("head", "is_taken"),
+    [
+        ("200 OK\r\nContent-Length: 1000000000000", True),
+        ("200 OK\r\nTransfer-Encoding: chunked", True),
+        ("200 OK\r\nContent-Length: 0\r\nTransfer-Encoding: chunked", True),
+        ("307 Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 1000", False),
+    ],
+)
+def test_no_body_of_a_collector_is_read_and_a_redirect_takes_no_spans(
+    head: str, is_taken: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        hung_up = threading.Event()
+
+        def respond_without_end() -> None:
+            connection, _ = listening.accept()
+            connection.settimeout(TIMEOUT_S)
+            with connection:
+                connection.recv(65536)
+                connection.sendall(f"HTTP/1.1 {head}\r\n\r\n".encode())
+                try:
+                    for _ in range(1000):
+                        connection.sendall(b"7fff\r\n" + bytes(0x7FFF) + b"\r\n")
+                except OSError:
+                    hung_up.set()
+
+        thread = threading.Thread(target=respond_without_end)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/traces"
+        made = exporter(TracingSection(enabled=True, endpoint=url))
+        assert (made.export([]) is SpanExportResult.SUCCESS) is is_taken
+        made.shutdown()
+        thread.join()
+    assert hung_up.is_set()

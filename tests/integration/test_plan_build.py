@@ -349,7 +349,7 @@ def test_a_driver_without_a_device_is_told(
     tensorrt: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensorrt("10.3")
-    monkeypatch.setenv("SIMULATED_NO_DEVICE", "1")
+    monkeypatch.setenv("EDGE_SIMULATED_CUDA", "init=100")
     facts = plan_process.probe_device()
     assert "cuInit returns 100 (no CUDA-capable device is detected)" in (facts.reason)
 

@@ -183,7 +183,6 @@ class HttpCall:
         budget: counts the body until `release`.
 
     Attributes:
-        length: see above.
         body: once it is read.
         is_complete, is_read: the client has sent the body; `read` has returned it.
         began_ns, read_ns: when the header and then the body was complete; `time.monotonic_ns()`.

@@ -151,13 +151,6 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
 
     It is cut off, without a response, where its client passes a limit. Of a client that does not
     read, nothing is read.
-
-    Args:
-        others: the open connections, this one included.
-        accepted: whose handshake begins, if there is a `context`.
-
-    Attributes:
-        ends_at: when it is cut off, by the loop's clock.
     """
 
     def __init__(
@@ -183,6 +176,7 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
 
     @property
     def ends_at(self) -> float:
+        """When it is cut off, by the loop's clock."""
         return min(self._sends_by, self._reads_by)
 
     def begin(self, when_lost: Callable[[], None] | None = None, *, body_bytes: int | None) -> None:
@@ -221,9 +215,12 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
         if self in self._others.open:
             self._others.waiting[self] = None
         if self._is_web_socket:
+            # Its client is to say that it closes, too; what it had sent before is parsed for that.
+            self._unconfirmed_bytes = 0
             self._sends_by = self._loop.time() + READ_S
         elif self._unconfirmed_bytes:
             self._await_client()
+        self._read_on()
 
     def shutdown(self) -> None:
         """Close the connection, or have its response be the last one."""
@@ -328,16 +325,23 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
                 self._forget()
                 accepted.close()
 
+    @property
+    def _waits(self) -> bool:
+        """Whether nothing is parsed now: uvicorn, the client, or the present request is in the
+        way, whose successors would pile up in uvicorn."""
+        is_running = self._is_served and not self._has_body and not self._is_web_socket
+        return self._is_held or self._is_unread or is_running
+
     def _parse(self, *, pause: bool = False) -> None:
         """Have a part of what was read parsed, and the rest in the next rounds of the loop."""
-        if self._left and not (self._is_held or self._is_unread or self.is_closing()):
+        if self._left and not (self._waits or self.is_closing()):
             # The parser keeps a name or a value until it is complete, that of a trailer too.
             if self._unconfirmed_bytes > self._others.limits.max_header_bytes:
                 self.abort()
                 return
             many = len(self._left) if self._has_body else _PART_BYTES
             part, self._left = bytes(self._left[:many]), self._left[many:]
-            if not self._is_web_socket:
+            if not (self._is_web_socket and self._is_served):
                 self._unconfirmed_bytes += len(part)
             self._protocol.data_received(part)
         self._read_on(pause=pause)
@@ -350,11 +354,10 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
         """Parse what is left, and then read, where uvicorn takes it and the client reads."""
         if self._transport is None or self.is_closing():
             return
-        is_held = self._is_held or self._is_unread
-        if (pause or (self._left and not is_held)) and not self._is_parsing:
+        if (pause or (self._left and not self._waits)) and not self._is_parsing:
             self._is_parsing = True
             self._loop.call_soon(self._parse_on)
-        pauses = is_held or self._is_parsing or len(self._left) > 0
+        pauses = self._is_held or self._is_unread or self._is_parsing or len(self._left) > 0
         if pauses is not self._is_paused:
             self._is_paused = pauses
             (self._transport.pause_reading if pauses else self._transport.resume_reading)()

@@ -12,7 +12,7 @@ from prometheus_client.core import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from prometheus_client import Metric
 
@@ -169,7 +169,10 @@ _ROWS = (
     ("edge_board_storage_temperature_celsius", "drive", "Temperature of a drive"),
     ("edge_board_swap_total_bytes", "", "Swap"),
     ("edge_board_swap_free_bytes", "", "Swap that is free"),
-    # Triton's.
+    # Triton's; those of models are in `model_metrics`.
+    ("nv_cpu_utilization", "", "CPU utilization rate [0.0 - 1.0]"),
+    ("nv_cpu_memory_total_bytes", "", "CPU total memory (RAM), in bytes"),
+    ("nv_cpu_memory_used_bytes", "", "CPU used memory (RAM), in bytes"),
     ("nv_gpu_utilization", "gpu_uuid", "GPU utilization rate [0.0 - 1.0)"),
 )
 TABLE = {name: MetricRow(name, labels, text) for name, labels, text in _ROWS}
@@ -183,16 +186,16 @@ _FAMILIES: Mapping[str, Any] = {
 
 def one(name: str, value: float | None) -> Iterator[Metric]:
     """Yield the metric without labels, if its value is known."""
-    yield from many(name, [((), value)])
+    yield from many(name, {(): value})
 
 
-def many(name: str, values: Iterable[tuple[tuple[str, ...], float | None]]) -> Iterator[Metric]:
-    """Yield the metric with the values that are known, by their labels; nothing without any."""
-    known = [(labels, float(value)) for labels, value in values if value is not None]
-    if known:
-        metric = _family(TABLE[name])
-        for labels, value in known:
-            metric.add_metric(labels, value)
+def many(name: str, values: Mapping[Any, float | None]) -> Iterator[Metric]:
+    """Yield the metric with the values that are known, by their label or labels."""
+    metric = _family(TABLE[name])
+    for labels, value in sorted(values.items()):
+        if value is not None:
+            metric.add_metric((labels,) if isinstance(labels, str) else labels, float(value))
+    if metric.samples:
         yield metric
 
 

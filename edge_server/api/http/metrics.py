@@ -10,10 +10,10 @@ import logging
 import re
 import threading
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -34,7 +34,7 @@ from edge_server.inference.registry import UNLOADED, ModelState
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from prometheus_client import Metric
     from prometheus_client.registry import Collector
@@ -44,109 +44,54 @@ if TYPE_CHECKING:
     from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
     from edge_server.board.facts import BoardFacts
-    from edge_server.board.watch import DeviceReport
-    from edge_server.pipeline.lane_pipeline import LanePipeline
 
 
-class BoardMetrics:
-    """A Collector of prometheus_client."""
-
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._processors()
-        board = self._sources.board
-        if board is not None:
-            report = board.report
-            yield from _condition(report)
-            if (facts := report.facts) is not None:
-                yield from _facts(facts, gpu=self._sources.gpu)
-        yield from many(
-            "edge_disk_free_bytes",
-            (((directory,), count) for directory, count in self._sources.free_bytes().items()),
-        )
-
-    def _processors(self) -> Iterator[Metric]:
-        processors = self._sources.processors
-        if processors is None:
-            return
-        utilization, memory = processors.utilization(), processors.memory()
-        if utilization is not None:
-            yield GaugeMetricFamily(
-                "nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", utilization
-            )
-        total_bytes, free_bytes = memory.total_bytes, memory.available_bytes
-        if total_bytes is not None and free_bytes is not None:
-            yield GaugeMetricFamily(
-                "nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total_bytes
-            )
-            # Used is all that a new process cannot get.
-            yield GaugeMetricFamily(
-                "nv_cpu_memory_used_bytes",
-                "CPU used memory (RAM), in bytes",
-                total_bytes - free_bytes,
-            )
-
-
-def _condition(report: DeviceReport) -> Iterator[Metric]:
+def _board(sources: Sources) -> Iterator[Metric]:
+    if sources.board is None:
+        return
+    report = sources.board.report
     now = {reason.partition(":")[0] for reason in report.reasons}
-    yield from many(
-        "edge_board_condition",
-        (
-            ((word,), word in now)
-            for word in (*REASONS, NOT_RECORDED, HTTP_CLOSED, CLOCK_UNSYNCHRONIZED)
-        ),
-    )
-    yield from many(
-        "edge_board_clock_state",
-        (((state.value,), report.clock is state) for state in ClockState),
-    )
+    words = (*REASONS, NOT_RECORDED, HTTP_CLOSED, CLOCK_UNSYNCHRONIZED)
+    yield from many("edge_board_condition", {word: word in now for word in words})
+    states = {state.value: report.clock is state for state in ClockState}
+    yield from many("edge_board_clock_state", states)
     yield from one("edge_board_clock_steps_total", report.clock_steps)
     yield from one("edge_board_sample_age_seconds", report.age_s)
+    if (facts := report.facts) is not None:
+        yield from _facts(facts, gpu=sources.gpu)
 
 
-# Name and values by their label; what the board does not report is left out.
-_READINGS: Mapping[str, Callable[[BoardFacts], Iterable[tuple[str, float | None]]]] = {
-    "edge_board_load_ratio": lambda board: ((e.name, e.load) for e in board.engines),
-    "edge_board_clock_hertz": lambda board: ((e.name, e.now_hz) for e in board.engines),
-    "edge_board_clock_limit_hertz": lambda board: ((e.name, e.highest_hz) for e in board.engines),
-    "edge_board_temperature_celsius": lambda board: ((z.name, z.celsius) for z in board.heat.zones),
-    "edge_board_temperature_throttle_celsius": lambda board: (
-        (zone.name, zone.throttle_celsius) for zone in board.heat.zones
-    ),
-    "edge_board_temperature_critical_celsius": lambda board: (
-        (zone.name, zone.critical_celsius) for zone in board.heat.zones
-    ),
-    "edge_board_supply_events_total": lambda board: (
-        (event.name, event.count) for event in board.heat.supply_events
-    ),
-    "edge_board_power_watts": lambda board: ((rail.name, rail.watts) for rail in board.rails),
-    "edge_board_voltage_volts": lambda board: ((rail.name, rail.volts) for rail in board.rails),
-    "edge_board_storage_worn_ratio": lambda board: ((d.name, d.worn) for d in board.storage),
-    "edge_board_storage_temperature_celsius": lambda board: (
-        (drive.name, drive.celsius) for drive in board.storage
-    ),
+# By their names: parts of the board, and what each reports; what it does not report is left out.
+_READINGS = {
+    "edge_board_load_ratio": ("engines", "load"),
+    "edge_board_clock_hertz": ("engines", "now_hz"),
+    "edge_board_clock_limit_hertz": ("engines", "highest_hz"),
+    "edge_board_temperature_celsius": ("heat.zones", "celsius"),
+    "edge_board_temperature_throttle_celsius": ("heat.zones", "throttle_celsius"),
+    "edge_board_temperature_critical_celsius": ("heat.zones", "critical_celsius"),
+    "edge_board_supply_events_total": ("heat.supply_events", "count"),
+    "edge_board_power_watts": ("rails", "watts"),
+    "edge_board_voltage_volts": ("rails", "volts"),
+    "edge_board_storage_worn_ratio": ("storage", "worn"),
+    "edge_board_storage_temperature_celsius": ("storage", "celsius"),
 }
 
 
 def _facts(facts: BoardFacts, *, gpu: bool) -> Iterator[Metric]:
-    loads = {engine.name: engine.load for engine in facts.engines}
-    if gpu and (load := loads.get("gpu")) is not None:
+    if gpu:
         # Orin's GPU has no UUID.
-        yield from many("nv_gpu_utilization", [(("gpu",), load)])
-    for name, readings in _READINGS.items():
-        yield from many(name, (((label,), value) for label, value in readings(facts)))
-    modes, memory = facts.power_modes, facts.memory
-    if modes is not None and modes.current is not None:
-        yield from info(
-            "edge_board_power_mode_info", {"id": str(modes.current.id), "name": modes.current.name}
-        )
+        loads = {each.name: each.load for each in facts.engines if each.name == "gpu"}
+        yield from many("nv_gpu_utilization", loads)
+    for name, (parts, value) in _READINGS.items():
+        found = attrgetter(parts)(facts)
+        yield from many(name, {part.name: getattr(part, value) for part in found})
+    if facts.power_modes is not None and (mode := facts.power_modes.current) is not None:
+        yield from info("edge_board_power_mode_info", {"id": str(mode.id), "name": mode.name})
     if facts.boot_reason is not None:
         yield from info("edge_board_boot_info", {"reason": facts.boot_reason})
     yield from one("edge_board_uptime_seconds", facts.uptime_s)
-    yield from one("edge_board_swap_total_bytes", memory.swap_total_bytes)
-    yield from one("edge_board_swap_free_bytes", memory.swap_free_bytes)
+    yield from one("edge_board_swap_total_bytes", facts.memory.swap_total_bytes)
+    yield from one("edge_board_swap_free_bytes", facts.memory.swap_free_bytes)
 
 
 log = logging.getLogger(__name__)
@@ -154,16 +99,27 @@ log = logging.getLogger(__name__)
 # prometheus_client can name a counter without `_total` only if its type is unknown.
 _UNTYPED = re.compile(rb"^(# TYPE [\w:]+) untyped$", re.MULTILINE)
 
-# Name and value; a camera without a value is left out.
-_OF_CAMERAS: tuple[tuple[str, Callable[[LanePipeline], float | None]], ...] = (
-    ("edge_frames_total", lambda p: p.camera.captured),
-    ("edge_camera_reconnects_total", lambda p: p.camera.reconnects),
-    ("edge_camera_up", lambda p: p.camera.status.arriving),
-    ("edge_camera_frames_corrupt_total", lambda p: p.camera.corrupt),
-    ("edge_camera_lanes_ok", lambda p: not p.failure),
-    ("edge_camera_last_frame_age_seconds", lambda p: p.camera.last_frame_age_s(time.monotonic())),
-    ("edge_camera_calibrated", lambda p: p.calibration is not None),
-)
+# Attributes of a camera, of the broker's connection and of the recorder.
+_OF_CAMERAS = {
+    "edge_frames_total": "captured",
+    "edge_camera_reconnects_total": "reconnects",
+    "edge_camera_up": "status.arriving",
+    "edge_camera_frames_corrupt_total": "corrupt",
+}
+_OF_BROKER = {
+    "edge_mqtt_connected": "connected",
+    "edge_mqtt_queue_depth": "waiting",
+    "edge_mqtt_published_total": "published",
+    "edge_mqtt_dropped_total": "dropped",
+    "edge_mqtt_connection_losses_total": "losses",
+    "edge_mqtt_taken_over_total": "taken_over",
+    "edge_mqtt_contested": "contested",
+}
+_OF_RECORDER = {
+    "edge_recorder_dropped_total": "dropped",
+    "edge_recorder_lost_total": "lost",
+    "edge_recorder_bytes_total": "written_bytes",
+}
 
 
 class Exposition:
@@ -171,7 +127,7 @@ class Exposition:
 
     def __init__(self, sources: Sources) -> None:
         self._registry = CollectorRegistry()
-        for collector in (ModelMetrics, ApplianceMetrics, BoardMetrics, CustomMetrics):
+        for collector in (ModelMetrics, ApplianceMetrics, CustomMetrics):
             self._registry.register(_Utf8(collector(sources)))
         ProcessCollector(registry=self._registry)
 
@@ -200,6 +156,103 @@ class _Utf8:
             yield metric
 
 
+def _daemon(sources: Sources) -> Iterator[Metric]:
+    yield from info("edge_build_info", {"version": sources.version})
+    yield from one("edge_uptime_seconds", time.monotonic() - sources.started_s)
+    yield from one("edge_ready", None if sources.ready is None else sources.ready())
+    yield from many("edge_events_total", sources.events())
+    yield from many("edge_disk_free_bytes", sources.free_bytes())
+    if (settings := sources.settings) is not None:
+        yield from one("edge_settings_reloaded", not settings.fault)
+        yield from one("edge_settings_restart_needed", len(settings.restart_needed))
+    if (broker := sources.broker) is not None and broker.on:
+        for name, attribute in _OF_BROKER.items():
+            yield from one(name, getattr(broker, attribute))
+        yield from histogram("edge_publish_latency_seconds", broker.latency)
+    if (recorder := sources.recorder) is not None:
+        yield from one("edge_recorder_ok", not recorder.failure)
+        for name, attribute in _OF_RECORDER.items():
+            yield from one(name, getattr(recorder, attribute))
+    if (spans := sources.spans) is not None:
+        yield from many("edge_spans_total", {"sent": spans.sent, "dropped": spans.dropped})
+    if (processors := sources.processors) is not None:
+        memory = processors.memory()
+        total_bytes, free_bytes = memory.total_bytes, memory.available_bytes
+        yield from one("nv_cpu_utilization", processors.utilization())
+        if total_bytes is not None and free_bytes is not None:
+            yield from one("nv_cpu_memory_total_bytes", total_bytes)
+            # Used is all that a new process cannot get.
+            yield from one("nv_cpu_memory_used_bytes", total_bytes - free_bytes)
+
+
+def _models(sources: Sources) -> Iterator[Metric]:
+    entries = [((each.name, str(each.version)), each) for each in sources.models()]
+    states = {
+        (*key, state.value): entry.state is state
+        for key, entry in entries
+        if entry.reason != UNLOADED  # on request: nobody misses it
+        for state in ModelState
+        if state is not ModelState.UNKNOWN  # never loaded, so it has no state to export
+    }
+    yield from many("edge_model_state", states)
+    loaded = [(key, entry.loaded) for key, entry in entries if entry.loaded is not None]
+    copies = {
+        (*key, direction): copied
+        for key, model in loaded
+        for direction, copied in model.statistics.counts().copies.items()
+    }
+    yield from many("edge_tensor_copies_total", {k: each.count for k, each in copies.items()})
+    sizes = {key: each.n_bytes for key, each in copies.items()}
+    yield from many("edge_tensor_copied_bytes_total", sizes)
+    if (requests := sources.requests) is not None:
+        latencies = requests.latencies({name for (name, _), _ in loaded})
+        yield from histogram("edge_request_duration_seconds", latencies)
+        yield from many("edge_request_failed_total", requests.failures())
+    if (repository := sources.repository) is not None:
+        yield from one("edge_repo_poll_age_seconds", repository.poll_age_s(time.monotonic()))
+        yield from many("edge_model_reload_total", repository.outcomes())
+
+
+def _cameras(sources: Sources) -> Iterator[Metric]:
+    pipelines = {each.camera.name: each for each in tuple(sources.pipelines)}
+    cameras = {name: each.camera for name, each in pipelines.items()}
+    latency, now = sources.latency, time.monotonic()
+    for name, attribute in _OF_CAMERAS.items():
+        yield from many(name, {k: attrgetter(attribute)(each) for k, each in cameras.items()})
+    answered = {name: not each.failure for name, each in pipelines.items()}
+    yield from many("edge_camera_lanes_ok", answered)
+    calibrated = {name: each.calibration is not None for name, each in pipelines.items()}
+    yield from many("edge_camera_calibrated", calibrated)
+    ages = {name: each.last_frame_age_s(now) for name, each in cameras.items()}
+    yield from many("edge_camera_last_frame_age_seconds", ages)
+    ages = {name: latency.last_valid_age_s(name) for name in cameras}
+    yield from many("edge_camera_last_lanes_age_seconds", ages)
+    lanes = {name: found for name in cameras if (found := latency.newest(name))}
+    yield from many("edge_lanes", {name: number for name, (number, _) in lanes.items()})
+    yield from many("edge_lane_confidence", {name: score for name, (_, score) in lanes.items()})
+    states = {
+        (name, state.value): each.state is state
+        for name, each in cameras.items()
+        for state in CameraState
+    }
+    yield from many("edge_camera_state", states)
+    faults = {
+        (name, reason): count or None
+        for name, each in cameras.items()
+        for reason, count in each.faults.copy().items()
+    }
+    yield from many("edge_camera_faults_total", faults)
+    dropped: dict[tuple[str, ...], int] = {}
+    for name, each in pipelines.items():
+        dropped[name, "capture", "stale"] = each.camera.dropped
+        dropped[name, "infer", "too_old"] = each.too_old_frames
+        dropped[name, "capture", "unusable"] = each.unusable_frames
+        dropped[name, "infer", "failed"] = each.failed_frames
+    yield from many("edge_frames_dropped_total", dropped)
+    yield from histogram("edge_stage_latency_seconds", latency.stages())
+    yield from histogram("edge_end_to_end_latency_seconds", latency.end_to_end())
+
+
 class ApplianceMetrics:
     """A Collector of prometheus_client."""
 
@@ -207,133 +260,8 @@ class ApplianceMetrics:
         self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        sources = self._sources
-        yield from info("edge_build_info", {"version": sources.version})
-        yield from one("edge_uptime_seconds", time.monotonic() - sources.started_s)
-        yield from one("edge_ready", None if sources.ready is None else sources.ready())
-        yield from self._requests()
-        yield from self._models()
-        yield from self._cameras()
-        yield from many("edge_events_total", sorted(sources.events().items()))
-        yield from self._broker()
-        yield from self._settings()
-        yield from self._recorder()
-        yield from self._repository()
-        if (spans := sources.spans) is not None:
-            results = ((("sent",), spans.sent), (("dropped",), spans.dropped))
-            yield from many("edge_spans_total", results)
-
-    def _requests(self) -> Iterator[Metric]:
-        requests = self._sources.requests
-        if requests is None:
-            return
-        models = {entry.name for entry in self._sources.models() if entry.loaded is not None}
-        yield from histogram("edge_request_duration_seconds", requests.latencies(models))
-        yield from many("edge_request_failed_total", sorted(requests.failures().items()))
-
-    def _models(self) -> Iterator[Metric]:
-        entries = self._sources.models()
-        yield from many(
-            "edge_model_state",
-            (
-                ((entry.name, str(entry.version), state.value), entry.state is state)
-                for entry in entries
-                if entry.reason != UNLOADED  # on request: nobody misses it
-                for state in ModelState
-                if state is not ModelState.UNKNOWN  # never loaded, so it has no state to export
-            ),
-        )
-        copies = [
-            ((entry.name, str(entry.version), direction), copied)
-            for entry in entries
-            if entry.loaded is not None
-            for direction, copied in entry.loaded.statistics.counts().copies.items()
-        ]
-        yield from many("edge_tensor_copies_total", ((key, each.count) for key, each in copies))
-        yield from many(
-            "edge_tensor_copied_bytes_total", ((key, each.n_bytes) for key, each in copies)
-        )
-
-    def _repository(self) -> Iterator[Metric]:
-        repository = self._sources.repository
-        if repository is None:
-            return
-        yield from one("edge_repo_poll_age_seconds", repository.poll_age_s(time.monotonic()))
-        outcomes = repository.outcomes().items()
-        yield from many("edge_model_reload_total", (((result,), n) for result, n in outcomes))
-
-    def _cameras(self) -> Iterator[Metric]:
-        pipelines = tuple(self._sources.pipelines)
-        for name, read in _OF_CAMERAS:
-            yield from many(name, (((p.camera.name,), read(p)) for p in pipelines))
-        cameras, latency = [pipeline.camera for pipeline in pipelines], self._sources.latency
-        yield from many(
-            "edge_camera_last_lanes_age_seconds",
-            (((c.name,), latency.last_valid_age_s(c.name)) for c in cameras),
-        )
-        lanes = [((c.name,), found) for c in cameras if (found := latency.newest(c.name))]
-        yield from many("edge_lanes", ((key, number) for key, (number, _) in lanes))
-        yield from many("edge_lane_confidence", ((key, score) for key, (_, score) in lanes))
-        yield from many(
-            "edge_camera_state",
-            (
-                ((camera.name, state.value), camera.state is state)
-                for camera in cameras
-                for state in CameraState
-            ),
-        )
-        yield from many(
-            "edge_camera_faults_total",
-            (
-                ((camera.name, reason), count)
-                for camera in cameras
-                for reason, count in sorted(camera.faults.copy().items())
-                if count
-            ),
-        )
-        yield from many(
-            "edge_frames_dropped_total",
-            (
-                ((pipeline.camera.name, stage, reason), count)
-                for pipeline in pipelines
-                for stage, reason, count in (
-                    ("capture", "stale", pipeline.camera.dropped),
-                    ("infer", "too_old", pipeline.too_old_frames),
-                    ("capture", "unusable", pipeline.unusable_frames),
-                    ("infer", "failed", pipeline.failed_frames),
-                )
-            ),
-        )
-        yield from histogram("edge_stage_latency_seconds", latency.stages())
-        yield from histogram("edge_end_to_end_latency_seconds", latency.end_to_end())
-
-    def _settings(self) -> Iterator[Metric]:
-        settings = self._sources.settings
-        if settings is not None:
-            yield from one("edge_settings_reloaded", not settings.fault)
-            yield from one("edge_settings_restart_needed", len(settings.restart_needed))
-
-    def _broker(self) -> Iterator[Metric]:
-        broker = self._sources.broker
-        if broker is None or not broker.on:
-            return
-        yield from one("edge_mqtt_connected", broker.connected)
-        yield from one("edge_mqtt_queue_depth", broker.waiting)
-        yield from one("edge_mqtt_published_total", broker.published)
-        yield from one("edge_mqtt_dropped_total", broker.dropped)
-        yield from one("edge_mqtt_connection_losses_total", broker.losses)
-        yield from one("edge_mqtt_taken_over_total", broker.taken_over)
-        yield from one("edge_mqtt_contested", broker.contested)
-        yield from histogram("edge_publish_latency_seconds", broker.latency)
-
-    def _recorder(self) -> Iterator[Metric]:
-        recorder = self._sources.recorder
-        if recorder is None:
-            return
-        yield from one("edge_recorder_ok", not recorder.failure)
-        yield from one("edge_recorder_dropped_total", recorder.dropped)
-        yield from one("edge_recorder_lost_total", recorder.lost)
-        yield from one("edge_recorder_bytes_total", recorder.written_bytes)
+        for read in (_daemon, _models, _cameras, _board):
+            yield from read(self._sources)
 
 
 def metrics_routes(sources: Sources, rules: AccessRules | None = None) -> Sequence[BaseRoute]:

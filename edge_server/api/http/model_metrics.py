@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from prometheus_client import Metric
@@ -15,101 +16,74 @@ from edge_server.inference.statistics import FailureReason
 from edge_server.model_config.fields import FIRST_RESPONSE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from edge_server.api.http.sources import Sources
     from edge_server.backends.contract import ModelMetric
-    from edge_server.inference.statistics import Counts, ModelStatistics
+    from edge_server.inference.statistics import ModelStatistics
 
 log = logging.getLogger(__name__)
 
 _US = 1e-3  # of a nanosecond
 
-# Name → help text and getter. Triton's help texts say no more.
-COUNTERS: dict[str, tuple[str, Callable[[Counts], float]]] = {
+# What is timed of requests, and of the cache: Triton's words, and whether cached requests count.
+_TIMED = {
+    "request": ("inference request", "includes"),
+    "queue": ("inference queuing", "includes"),
+    "compute_input": ("compute input", "does not include"),
+    "compute_infer": ("compute inference", "does not include"),
+    "compute_output": ("inference compute output", "does not include"),
+}
+_UNIT = "duration in microseconds"
+# Name → help text, and a path in `Counts`. Triton's help texts say no more.
+COUNTERS = {
     "nv_inference_request_success": (
         "Number of successful inference requests, all batch sizes",
-        lambda c: c.success.count,
+        "success.count",
     ),
     "nv_inference_count": (
         "Number of inferences performed (does not include cached requests)",
-        lambda c: c.inference_count,
+        "inference_count",
     ),
     "nv_inference_exec_count": (
         "Number of model executions performed (does not include cached requests)",
-        lambda c: c.execution_count,
+        "execution_count",
     ),
-    "nv_inference_request_duration_us": (
-        "Cumulative inference request duration in microseconds (includes cached requests)",
-        lambda c: c.success.ns * _US,
-    ),
-    "nv_inference_queue_duration_us": (
-        "Cumulative inference queuing duration in microseconds (includes cached requests)",
-        lambda c: c.queue.ns * _US,
-    ),
-    "nv_inference_compute_input_duration_us": (
-        "Cumulative compute input duration in microseconds (does not include cached requests)",
-        lambda c: c.compute_input.ns * _US,
-    ),
-    "nv_inference_compute_infer_duration_us": (
-        "Cumulative compute inference duration in microseconds (does not include cached requests)",
-        lambda c: c.compute_infer.ns * _US,
-    ),
-    "nv_inference_compute_output_duration_us": (
-        "Cumulative inference compute output duration in microseconds (does not include cached "
-        "requests)",
-        lambda c: c.compute_output.ns * _US,
-    ),
-    "nv_cache_num_hits_per_model": (
-        "Number of cache hits per model",
-        lambda c: c.cache_hit.count,
-    ),
-    "nv_cache_num_misses_per_model": (
-        "Number of cache misses per model",
-        lambda c: c.cache_miss.count,
-    ),
-    "nv_cache_hit_duration_per_model": (
-        "Total cache hit duration per model, in microseconds",
-        lambda c: c.cache_hit.ns * _US,
-    ),
-    "nv_cache_miss_duration_per_model": (
-        "Total cache miss duration per model, in microseconds",
-        lambda c: c.cache_miss.ns * _US,
-    ),
+    **{
+        f"nv_inference_{key}_duration_us": (
+            f"Cumulative {what} {_UNIT} ({cached} cached requests)",
+            f"{'success' if key == 'request' else key}.ns",
+        )
+        for key, (what, cached) in _TIMED.items()
+    },
+    "nv_cache_num_hits_per_model": ("Number of cache hits per model", "cache_hit.count"),
+    "nv_cache_num_misses_per_model": ("Number of cache misses per model", "cache_miss.count"),
+    **{
+        f"nv_cache_{key}_duration_per_model": (
+            f"Total cache {key} duration per model, in microseconds",
+            f"cache_{key}.ns",
+        )
+        for key in ("hit", "miss")
+    },
 }
 _LATENCIES = frozenset(name for name in COUNTERS if "duration" in name)
 _OF_CACHE = "nv_cache_"
 # Name → help text, and the summary of the statistics.
-SUMMARIES = {
-    "nv_inference_request_summary_us": (
-        "Summary of inference request duration in microseconds (includes cached requests)",
-        "request",
-    ),
-    "nv_inference_queue_summary_us": (
-        "Summary of inference queuing duration in microseconds (includes cached requests)",
-        "queue",
-    ),
-    "nv_inference_compute_input_summary_us": (
-        "Summary of compute input duration in microseconds (does not include cached requests)",
-        "compute_input",
-    ),
-    "nv_inference_compute_infer_summary_us": (
-        "Summary of compute inference duration in microseconds (does not include cached requests)",
-        "compute_infer",
-    ),
-    "nv_inference_compute_output_summary_us": (
-        "Summary of inference compute output duration in microseconds (does not include cached "
-        "requests)",
-        "compute_output",
-    ),
-    "nv_cache_hit_summary_per_model": (
-        "Summary of cache hit duration per model, in microseconds",
-        "cache_hit",
-    ),
-    "nv_cache_miss_summary_per_model": (
-        "Summary of cache miss duration per model, in microseconds",
-        "cache_miss",
-    ),
+_SUMMARIES = {
+    **{
+        f"nv_inference_{key}_summary_us": (
+            f"Summary of {what} {_UNIT} ({cached} cached requests)",
+            key,
+        )
+        for key, (what, cached) in _TIMED.items()
+    },
+    **{
+        f"nv_cache_{key}_summary_per_model": (
+            f"Summary of cache {key} duration per model, in microseconds",
+            f"cache_{key}",
+        )
+        for key in ("hit", "miss")
+    },
 }
 FAILURES = "nv_inference_request_failure"
 LOAD_DURATION = "nv_model_load_duration_secs"
@@ -136,13 +110,14 @@ class ModelMetrics:
         counted = [(labels, model.statistics.counts()) for labels, model in loaded]
         cached = [each for each, (_, m) in zip(counted, loaded, strict=True) if m.statistics.cached]
         totals = all(model.statistics.kept.counters for _, model in loaded)
-        for name, (text, read) in COUNTERS.items():
+        for name, (text, path) in COUNTERS.items():
             of_cache = name.startswith(_OF_CACHE)
             if (not totals and (of_cache or name in _LATENCIES)) or (of_cache and not cached):
                 continue
             metric = Metric(name, text, "unknown")
+            unit = _US if name in _LATENCIES else 1
             for labels, counts in cached if of_cache else counted:
-                metric.add_sample(name, labels, read(counts))
+                metric.add_sample(name, labels, attrgetter(path)(counts) * unit)
             yield metric
         metric = Metric(FAILURES, "Number of failed inference requests, all batch sizes", "unknown")
         for labels, counts in counted:
@@ -168,7 +143,7 @@ def _distributions(
     summaries = [
         (labels, made, each.cached) for labels, each in statistics if (made := each.summaries())
     ]
-    for name, (text, which) in SUMMARIES.items() if summaries else ():
+    for name, (text, which) in _SUMMARIES.items() if summaries else ():
         metric = Metric(name, text, "summary")
         for labels, made, cached in summaries:
             if name.startswith(_OF_CACHE) and not cached:

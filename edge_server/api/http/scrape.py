@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 import socket
-import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client import parser
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 3.0
 _LONGEST_S = 10.0
 _PART_BYTES = 65536
+_REQUEST = b"GET /metrics HTTP/1.0\r\nHost: %s\r\nAccept: text/plain\r\n\r\n"
 _LONGEST_BYTES = 16 * 1024 * 1024
 
 
@@ -81,41 +79,27 @@ def read_metrics(host: str, port: int) -> str:
         Unavailable: nothing answers there, or not with a whole text.
     """
     host = client_host(host)
-    where = f"http://{host_and_port(host, port)}/metrics"
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
-    # The timeout is that of one read; who sends a byte now and then would keep this for hours, of
-    # the head too.
+    where = host_and_port(host, port)
     until_s = time.monotonic() + _LONGEST_S
-    cut = threading.Timer(_LONGEST_S, _cut, [connection])
-    cut.daemon = True
-    cut.start()
+    received = bytearray()
     try:
-        connection.request("GET", "/metrics", headers={"Accept": "text/plain"})
-        response = connection.getresponse()
-        read = bytearray()
-        while len(read) < _LONGEST_BYTES and (part := response.read1(_PART_BYTES)):
-            read += part
-            if time.monotonic() > until_s:
-                break
-        text = read.decode()
-        if time.monotonic() > until_s:
-            raise TimeoutError
-        if response.status != http.client.OK:
-            raise Unavailable(f"{where}: status {response.status}")
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        if time.monotonic() > until_s:
-            raise Unavailable(f"{where}: no whole answer within {_LONGEST_S:g} s") from error
+        with socket.create_connection((host, port), _TIMEOUT_S) as connection:
+            connection.sendall(_REQUEST % where.encode())
+            while part := connection.recv(_PART_BYTES):
+                received += part
+                # The timeout is that of one read: who sends a byte now and then would take hours.
+                if time.monotonic() > until_s:
+                    raise Unavailable(
+                        f"http://{where}/metrics: no whole answer within {_LONGEST_S:g} s"
+                    )
+                if len(received) > _LONGEST_BYTES:
+                    break
+        head, _, body = received.partition(b"\r\n\r\n")
+        status = head.split(maxsplit=2)[1:2]
+        if not head.startswith(b"HTTP/1.") or status != [b"200"]:
+            said = b"".join(status) or b"none"
+            raise Unavailable(f"http://{where}/metrics: status {said.decode('latin-1')}")
+        return body.decode()
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Unavailable(f"{where}: {reason}") from error
-    else:
-        return text
-    finally:
-        cut.cancel()
-        connection.close()
-
-
-def _cut(connection: http.client.HTTPConnection) -> None:
-    """End what is read; the body has no socket here, and looks at the clock itself."""
-    if (sock := connection.sock) is not None:
-        with suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
+        raise Unavailable(f"http://{where}/metrics: {reason}") from error

@@ -75,7 +75,6 @@ class HttpListener:
 
     Attributes:
         name: of its flags: `http` or `metrics`.
-        port: 0 takes a free one.
         routes: called once, on the server's thread, when the first client connects: whatever it
             imports costs no time before the daemon is ready, and no memory where nobody looks.
         limits: of the connections, and `host_names`; the rest of `Http` is for the routes.

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from edge_server.api.calls import RequestMetrics
     from edge_server.board.watch import BoardWatch
     from edge_server.cameras.frame import Frame
+    from edge_server.inference.otlp import SpanSender
     from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame
+    from edge_server.lifecycle.control import PollControl
     from edge_server.pipeline.lane_pipeline import LanePipeline
+    from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.process.histogram import Distribution
 
 
@@ -67,59 +70,16 @@ class SettingsState(Protocol):
     def restart_needed(self) -> Sequence[str]: ...
 
 
-class RecorderState(Protocol):
-    """What the recorder does."""
-
-    @property
-    def failure(self) -> str: ...
-
-    @property
-    def dropped(self) -> int: ...
-
-    @property
-    def lost(self) -> int: ...
-
-    @property
-    def written_bytes(self) -> int: ...
-
-
-class Spans(Protocol):
-    """What became of the spans of traces."""
-
-    @property
-    def sent(self) -> int: ...
-
-    @property
-    def dropped(self) -> int: ...
-
-
-class FollowedRepository(Protocol):
-    """The state of the repository poll."""
-
-    def poll_age_s(self, now: float) -> float: ...
-
-    def outcomes(self) -> Mapping[str, int]: ...
-
-
 @dataclass(frozen=True)
 class Sources:
-    """The parts of the daemon that the metrics read at each scrape.
+    """The parts of the daemon that the metrics read at each scrape; None is off, without metrics.
 
     Attributes:
         models: every known model version at this moment.
         pipelines: of the present cameras; elements come and go.
-        broker: None if nothing is published.
-        processors: None if their metrics are off.
-        repository: None if no repository is polled.
-        board: None if nothing watches the board.
         free_bytes: returns directory → free space of those that the daemon writes to.
         gpu: Triton's metrics of the GPU are on.
-        settings: None if settings are never read again.
-        recorder: None if it is off.
-        requests: of clients; None if nobody serves them.
         events: returns (kind, cause) → number of events.
-        ready: returns whether the server is ready; None where nobody asks for that.
-        spans: None if none are sent.
         started_s: when the daemon was constructed; `time.monotonic`.
     """
 
@@ -129,16 +89,16 @@ class Sources:
     latency: LaneLatency
     broker: Broker | None = None
     processors: ProcessorUse | None = None
-    repository: FollowedRepository | None = None
+    repository: PollControl | None = None
     board: BoardWatch | None = None
     free_bytes: Callable[[], Mapping[str, int]] = dict
     gpu: bool = True
     settings: SettingsState | None = None
-    recorder: RecorderState | None = None
+    recorder: Recorder | None = None
     requests: RequestMetrics | None = None
     events: Callable[[], Mapping[tuple[str, str], int]] = dict
     ready: Callable[[], bool] | None = None
-    spans: Spans | None = None
+    spans: SpanSender | None = None
     started_s: float = field(default_factory=time.monotonic)
 
 

@@ -81,11 +81,6 @@ class LivePages:
     for each picture that it has shown, before which the next one of that camera does not come. So a
     slow browser gets fewer pictures, never older ones. A page that looks elsewhere without end is
     followed 100 times a second.
-
-    Args:
-        sources: what is shown.
-        access: who may see it.
-        most: number of pages.
     """
 
     def __init__(self, sources: PageSources, access: PageAccess, *, most: int = MOST_PAGES) -> None:

@@ -33,8 +33,6 @@ class PageSources:
     """The parts of the daemon that the page shows.
 
     Attributes:
-        parts: what the metrics read too.
-        pictures: of the cameras.
         vehicle_width_m: between the outer edges of its front wheels.
         may_read: returns whether a token lets its owner read; None where nobody needs a token.
     """
@@ -209,10 +207,7 @@ class PictureWriter:
 
         The JSON is a `LaneFrame` message, see docs/mqtt.md, without the ground points, whose
         polynomials it has. Its age is that of the moment at which the lanes were known.
-
-        Args:
-            sight: the frame and its lanes.
-            width: a wider picture is made so small, in px.
+        A picture wider than `width` (px) is made so small.
         """
         # OpenCV comes with the first camera, and takes long to import.
         from edge_server.cameras.jpeg import jpeg_of  # noqa: PLC0415

@@ -44,12 +44,9 @@ class RestApi:
     """The parts of the daemon that requests over HTTP use.
 
     Attributes:
-        name: the server's, for clients.
         control: loads and unloads models on request; None refuses such requests.
         shared_memory: the clients' regions, the same as over gRPC; None refuses shared memory.
-        forwarding: of headers to models.
         longest_bytes: of a request, also once it is decompressed.
-        requests: counts inference requests.
         gate: admits inferences; closed when the daemon stops.
     """
 

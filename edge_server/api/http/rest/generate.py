@@ -162,10 +162,7 @@ def generate_request(
     """Return the message of a generate request, and its raw contents.
 
     A key that names an input is that input, a value or a list of them; `id` is the request's; every
-    other key is a parameter, also those in `parameters`.
-
-    Raises:
-        InvalidRequest, InternalError: Triton's texts and status.
+    other key is a parameter, also those in `parameters`. Errors have Triton's texts and status.
     """
     message = pb.ModelInferRequest(model_name=model, model_version=version)
     inputs = {spec.name: spec for spec in config.inputs}

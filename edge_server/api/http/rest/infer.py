@@ -39,7 +39,7 @@ WRITTEN_APART = msgspec.Raw(_MARK)
 
 
 def infer(api: RestApi, call: RestCall) -> Answer:
-    """Run the request in the body on the model.
+    """Run a model: the request is in the body.
 
     Raises:
         EdgeServerError: it is refused, or the model failed.
@@ -79,13 +79,7 @@ def infer(api: RestApi, call: RestCall) -> Answer:
 
 
 def decompressed(api: RestApi, call: RestCall) -> memoryview:
-    """Return the body as it was before the client compressed it, counted with all bodies.
-
-    Raises:
-        Unsupported: in another way than gzip or deflate.
-        InvalidRequest: it is not compressed in that way, or too long.
-        Unavailable: it does not fit beside the bodies of other requests.
-    """
+    """Return the body as it was before the client compressed it, see `decompress`."""
     encoding = call.headers.get("content-encoding", "")
     if encoding in ("", "identity"):
         return call.body
@@ -101,9 +95,6 @@ def to_answer(
     response: InferResponse, forms: Mapping[str, OutputForm], wanted: Wanted, call: HttpCall
 ) -> Answer:
     """Return the answer with JSON and, behind it, the outputs wanted as binary data: views.
-
-    Args:
-        call: counts the answer.
 
     Raises:
         InvalidRequest, InternalError: an output does not travel in the wanted form.

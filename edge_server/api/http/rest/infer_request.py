@@ -34,7 +34,7 @@ _ONLY_BINARY = frozenset({DataType.FP16, DataType.BF16})
 _INTEGER = frozenset({int})
 _NUMBER = frozenset({int, float})
 _DEEPEST = 100
-_ELEMENTS_AT_ONCE = 2**14
+_ELEMENTS_AT_ONCE = 2**12
 
 
 def to_raw_contents(name: str, datatype: DataType, count: int, data: Any) -> bytes | memoryview:
@@ -153,12 +153,7 @@ _MOST_TENSORS = 1000
 
 @dataclass
 class Wanted:
-    """How the response shall carry the outputs.
-
-    Attributes:
-        binary: of listed outputs, whether as binary data.
-        others_binary: likewise of all others.
-    """
+    """Whether the response carries an output as binary data: listed ones, and all others."""
 
     binary: dict[str, bool] = field(default_factory=dict)
     others_binary: bool = False
@@ -226,12 +221,11 @@ def json_request(
 ) -> tuple[Any, list[bytes | memoryview], Wanted]:
     """Return the message of a body, its raw contents, and the form of the outputs.
 
+    Errors have Triton's texts and status.
+
     Args:
         length: of the JSON in `body`; behind it are the binary tensors, in order.
         call: counts what is made of the JSON; None counts nothing.
-
-    Raises:
-        InvalidRequest, InternalError: Triton's texts and status.
     """
     request = fields.read_json(body[:length], call)
     binary = body[length:]

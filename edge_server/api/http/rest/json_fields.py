@@ -73,9 +73,7 @@ def read_load_parameters(data: memoryview, longest_bytes: int) -> dict[str, msgs
 def load_value(key: str, value: msgspec.Raw, kind: type[_Value]) -> _Value:
     """Return a parameter of a load: text, or bytes that came in base64.
 
-    Raises:
-        InvalidRequest: it is not base64.
-        InternalError: it is of another type, or no JSON.
+    Errors have Triton's texts and status.
     """
     try:
         return msgspec.json.decode(value, type=kind)
@@ -171,13 +169,10 @@ def field(
     read: Callable[[Any], Any],
     default: Any = _MISSING,
 ) -> Any:
-    """Return the field `name` as `read` returns it.
-
-    Args:
-        default: where there is no such field; without it that is an error.
+    """Return the field `name` as `read` returns it, or `default`.
 
     Raises:
-        InternalError: there is none, or of another type.
+        InternalError: there is none and no default, or it is of another type.
     """
     if name not in table:
         if default is not _MISSING:

@@ -30,25 +30,30 @@ if TYPE_CHECKING:
 
 
 def live(api: RestApi, _: RestCall) -> Answer:
+    """Return 200 while the server runs."""
     return Answer(200 if api.data_plane.server_live() else 400)
 
 
 def ready(api: RestApi, _: RestCall) -> Answer:
+    """Return 200 while the server is ready, else 400."""
     return Answer(200 if api.data_plane.server_ready() else 400)
 
 
 def model_ready(api: RestApi, call: RestCall) -> Answer:
+    """Return 200 while the model is ready, else 400."""
     if not api.data_plane.model_ready(call.model, call.version):
         raise InvalidRequest("Model version not ready")
     return NOTHING
 
 
 def server_metadata(api: RestApi, _: RestCall) -> Answer:
+    """Return the server's name and extensions."""
     extensions = server_extensions(api.control, api.shared_memory, api.tracer)
     return as_json({"name": api.name, "version": api.version, "extensions": extensions})
 
 
 def model_metadata(api: RestApi, call: RestCall) -> Answer:
+    """Return a model's inputs and outputs."""
     metadata = api.data_plane.metadata(call.model, call.version)
     config = metadata.config
     return as_json(
@@ -74,10 +79,12 @@ def _tensors(config: ModelConfig, specs: Any) -> list[dict[str, Any]]:
 
 
 def model_config(api: RestApi, call: RestCall) -> Answer:
+    """Return a model's configuration."""
     return as_json(config_json(api.data_plane.metadata(call.model, call.version).config.message))
 
 
 def statistics(api: RestApi, call: RestCall) -> Answer:
+    """Return the statistics of all models, or of one."""
     return as_json(_plain(statistics_message(api.data_plane, call.model, call.version)))
 
 
@@ -97,6 +104,7 @@ def _plain(message: Any) -> dict[str, Any]:
 
 
 def repository_index(api: RestApi, call: RestCall) -> Answer:
+    """Return the models of the repositories."""
     _refuse_repository(call)
     only_ready = fields.field(fields.read_json(call.body), "ready", fields.boolean, default=False)
     found: list[dict[str, str]] = []
@@ -127,6 +135,7 @@ def load(api: RestApi, call: RestCall) -> Answer:
 
 
 def unload(api: RestApi, call: RestCall) -> Answer:
+    """Unload a model."""
     _refuse_repository(call)
     parameters = fields.field(fields.read_json(call.body), "parameters", fields.table, default={})
     request = pb.RepositoryModelUnloadRequest(model_name=call.model)
@@ -143,6 +152,7 @@ def _refuse_repository(call: RestCall) -> None:
 
 
 def region_status(api: RestApi, call: RestCall) -> Answer:
+    """Return all regions, or one."""
     if api.shared_memory is None:
         return as_json([])
     found = api.shared_memory.regions(call.path.get("region", ""))
@@ -155,6 +165,7 @@ def region_status(api: RestApi, call: RestCall) -> Answer:
 
 
 def register_region(api: RestApi, call: RestCall) -> Answer:
+    """Register a region of shared memory."""
     regions, name = _regions(api), call.path.get("region", "")
     if not name:
         raise InvalidRequest("'region name' is necessary to register system shared memory region")
@@ -172,6 +183,7 @@ def register_region(api: RestApi, call: RestCall) -> Answer:
 
 
 def unregister_region(api: RestApi, call: RestCall) -> Answer:
+    """Forget all regions, or one."""
     _regions(api).unregister(call.path.get("region", ""))
     return NOTHING
 
@@ -185,6 +197,7 @@ def cuda_region_status(api: RestApi, call: RestCall) -> Answer:
 
 
 def register_cuda_region(api: RestApi, call: RestCall) -> Answer:
+    """Refuse a region of CUDA shared memory."""
     _regions(api)
     name = call.path.get("region", "")
     if not name:
@@ -195,6 +208,7 @@ def register_cuda_region(api: RestApi, call: RestCall) -> Answer:
 
 
 def unregister_cuda_region(api: RestApi, _: RestCall) -> Answer:
+    """Do nothing: there is no region of CUDA shared memory."""
     _regions(api)
     return NOTHING
 
@@ -206,6 +220,7 @@ def _regions(api: RestApi) -> SharedMemory:
 
 
 def trace_setting(api: RestApi, call: RestCall) -> Answer:
+    """Return the trace settings, after the changes in the body."""
     if call.model:
         try:
             api.data_plane.find(call.model, "")
@@ -226,6 +241,7 @@ def trace_setting(api: RestApi, call: RestCall) -> Answer:
 
 
 def log_settings(api: RestApi, call: RestCall) -> Answer:
+    """Return the log settings, after the changes in the body."""
     request = pb.LogSettingsRequest()
     for key, value in _changes(call).items():
         setting = request.settings[key]

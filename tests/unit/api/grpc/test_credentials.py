@@ -187,3 +187,35 @@ def test_its_owner_and_its_group_may_read_it(
     certificate, path = authority.issue("server")
     path.chmod(mode)
     check_certificates(tls(certificate=certificate, key=path))
+
+
+def test_an_expired_certificate_does_not_replace_a_good_one(
+    authority: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = authority.issue("server")
+    watch = CertificateWatch(Tls(certificate=str(certificate), key=str(key)), "grpc.tls")
+    shown = watch.shown
+    authority.issue("server", days=-1)  # into the same files
+    for _ in range(3):
+        assert watch.renewed() is None
+        assert watch.shown is shown
+    assert caplog.text.count(f"grpc.tls.certificate: {certificate}: has expired") == 1
+    authority.issue("server")
+    assert watch.renewed() is watch.shown
+
+
+def test_an_expired_certificate_is_shown_where_there_is_no_better_one(authority: Any) -> None:
+    certificate, key = authority.issue("server", days=-2)
+    watch = CertificateWatch(Tls(certificate=str(certificate), key=str(key)), "grpc.tls")
+    authority.issue("server", days=-1)
+    assert watch.renewed() is watch.shown
+
+
+def test_a_certificate_that_grpc_cannot_read_is_refused(
+    tls: Callable[..., Tls], authority: Any
+) -> None:
+    certificate, key = authority.issue("server")
+    text = certificate.read_bytes().replace(b" CERTIFICATE-", b" TRUSTED CERTIFICATE-")
+    certificate.write_bytes(text)
+    with pytest.raises(SettingsError, match=r"TRUSTED CERTIFICATE.*openssl x509"):
+        check_certificates(tls(certificate=certificate, key=key))

@@ -88,3 +88,18 @@ def test_a_body_is_parsed_as_it_comes() -> None:
         assert max(parser.parts) > 16 * 1024
 
     scene(play)
+
+
+def test_while_a_request_runs_those_behind_it_stay_in_the_connection() -> None:
+    async def play(parser: Parser, connection: Connection, client: socket.socket) -> None:
+        client.sendall(bytes(50_000))
+        while not parser.parts:
+            await asyncio.sleep(0)
+        connection.begin(body_bytes=0)
+        parsed = list(parser.parts)
+        await asyncio.sleep(0.05)
+        assert parser.parts == parsed
+        connection.end()
+        await until(lambda: sum(parser.parts) == 50_000)
+
+    scene(play)

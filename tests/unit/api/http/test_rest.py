@@ -23,8 +23,8 @@ from edge_server.api.http.rest.api import JSON, Answer, RestCall
 from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decompressed, to_answer
 from edge_server.api.http.rest.infer_request import Wanted, json_request, to_json
 from edge_server.api.http.rest.json_fields import load_value, read_json, read_load_parameters
-from edge_server.api.http.rest.routes import _on_thread, document
-from edge_server.api.http.rest.table import PATHS
+from edge_server.api.http.rest.routes import _on_thread
+from edge_server.api.http.rest.table import PATHS, document
 from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
