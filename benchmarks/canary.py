@@ -8,12 +8,13 @@ busy loops run, three of 4 s with 4 s between them (`bursts`), or one on each co
 (`continuous`); `both` changes from one to the other with every push. With `standstills` the daemon
 is stopped for 1 to 2 s, eight times after each push.
 
-A good model must stay, and must not be called slow. Of the bad ones, a fifth each, of the last two,
+A good model must stay, and must not be called slow. Of the bad ones, a fifth each,
 
 - `raises` fails for half of the requests, `nan` responds to half of them with NaN, though they are
   finite: both serve until that is noticed, and must go back;
 - `golden` responds otherwise than its recorded pair, and must never serve;
-- `slow` takes five times as long: it must be reported as slower, and stay.
+- `slow` takes five times as long, and `tenth` 25 times for a tenth of the requests: they must be
+  reported as slower, and stay.
 
 The exit code is 1 where one of them ended otherwise.
 """
@@ -67,8 +68,10 @@ def network(
     products: int = PRODUCTS,
     fails_from: float = FAILS_FROM,
     nan_from: float = NAN_FROM,
+    slow_from: float = FAILS_FROM,
 ) -> bytes:
-    """y = x + number, after so many matrix products; above those x it fails, or gives NaN."""
+    """y = x + number, after so many matrix products; above those x it fails, gives NaN, or makes 25
+    times as many."""
     constants = {
         "number": np.array([number], np.float32),
         "ones": np.ones((SIDE, SIDE), np.float32),
@@ -79,6 +82,10 @@ def network(
         "one": np.array([1], np.float32),
         "five": np.array([5], np.int64),
         "two": np.zeros(2, np.float32),
+        "slow": np.array([slow_from], np.float32),
+        "once": np.array([1], np.int64),
+        "more": np.array([25 - 1], np.int64),
+        "on": np.array(True),
     }
     nodes = [
         # Of two elements the sixth is wanted where x is too large.
@@ -91,8 +98,12 @@ def network(
         helper.make_node("Min", ["root", "zero"], ["no_root"]),
         helper.make_node("Min", ["x", "one"], ["small"]),
         helper.make_node("Mul", ["ones", "small"], ["p0"]),
-        *(helper.make_node("MatMul", [f"p{i}", "weights"], [f"p{i + 1}"]) for i in range(products)),
-        helper.make_node("ReduceMean", [f"p{products}"], ["mean"], keepdims=0),
+        helper.make_node("Greater", ["x", "slow"], ["is_slow"]),
+        helper.make_node("Cast", ["is_slow"], ["slow_int"], to=TensorProto.INT64),
+        helper.make_node("Mul", ["slow_int", "more"], ["more_rounds"]),
+        helper.make_node("Add", ["more_rounds", "once"], ["rounds"]),
+        helper.make_node("Loop", ["rounds", "on", "p0"], ["p"], body=_products(products)),
+        helper.make_node("ReduceMean", ["p"], ["mean"], keepdims=0),
         helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
         helper.make_node("Sum", ["x", "number", "gathered", "no_root", "nothing"], ["y"]),
     ]
@@ -101,6 +112,25 @@ def network(
     graph = helper.make_graph(nodes, "g", io[:1], io[1:], tensors)
     opsets = [helper.make_opsetid("", 17)]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+
+
+def _products(count: int) -> onnx.GraphProto:
+    """The body of the loop: so many matrix products."""
+    nodes = [
+        helper.make_node("Identity", ["go_on"], ["goes_on"]),
+        *(helper.make_node("MatMul", [f"q{i}", "weights"], [f"q{i + 1}"]) for i in range(count)),
+    ]
+    matrix = [SIDE, SIDE]
+    inputs = [
+        helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+        helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+        helper.make_tensor_value_info("q0", TensorProto.FLOAT, matrix),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
+        helper.make_tensor_value_info(f"q{count}", TensorProto.FLOAT, matrix),
+    ]
+    return helper.make_graph(nodes, "body", inputs, outputs)
 
 
 class Pushes:
@@ -113,12 +143,12 @@ class Pushes:
 
     def push(self, kind: str) -> None:
         number = next(self._numbers)
-        kinds: dict[str, dict[str, Any]] = {
+        options: dict[str, Any] = {
             "raises": {"fails_from": HIGHEST / 2},
             "nan": {"nan_from": HIGHEST / 2},
             "slow": {"products": 5 * PRODUCTS},
-        }
-        options = kinds.get(kind, {})
+            "tenth": {"slow_from": 0.9 * HIGHEST},
+        }.get(kind, {})
         (self._model / "1").mkdir(parents=True, exist_ok=True)
         (self._model / "golden").mkdir(exist_ok=True)
         (self._model / "config.pbtxt").write_text(CONFIG)
@@ -265,7 +295,7 @@ def main() -> int:
             for number in range(arguments.bad):
                 # Those that are slow take long: they come last.
                 slow = number >= arguments.bad * 3 // 5
-                kind = "slow" if slow else KINDS[number % 3]
+                kind = ("slow", "tenth")[number % 2] if slow else KINDS[number % 3]
                 if campaign.go(kind) == "reported slower":
                     # The next one is compared with the usual pace again.
                     campaign.go("back")
@@ -292,6 +322,7 @@ def report(campaign: Campaign, counts: list[Counter[str]]) -> int:
         "nan": "rolled back",
         "golden": "refused",
         "slow": "reported slower",
+        "tenth": "reported slower",
     }
     return int(any(set(ends) != {wanted[kind]} for kind, ends in campaign.ends.items()))
 
