@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.inference.mirror import (
+    MOST_SAMPLES,
     WITHOUT_VERDICT,
     Fault,
     Mirror,
@@ -46,10 +47,15 @@ _TOLERATED = {
     Fault.FAILED: (0.05, "requests failed", "did"),
     Fault.NOT_FINITE: (0.01, "responses were not finite", "were not"),
 }
-# A version is slower whose median is more than twice its predecessor's and this in addition, over
-# at least so many requests.
-_SLOWER_MS = 2.0
+# A request is slower that takes more than twice the predecessor's time and this in addition.
+_SLOWER_NS = 2_000_000
+# The minimum number of requests for a comparison of times. A version is slower altogether where
+# this share of its requests is, and for some where so many more are than chance explains: a busy
+# machine slows either version alike, so three times as many as the predecessor is slower for.
 _LEAST_TIMED = 30
+_SLOWER_SHARE = 0.75
+_LEAST_SLOWER = 8
+_BY_CHANCE = 3
 # After this many replays of requests with a fault a version passes without more of them.
 _ENOUGH_REPLAYS = 20
 # A run, or an absence of the model, of this length counts as a hang for any request.
@@ -62,6 +68,8 @@ LEAST_FOR_P99 = 50
 # Whatever is known of the predecessor, a run, or an absence, that lasts so long is the version's
 # fault: the supervisor would end the process for it a little later, and not the version.
 UNDECIDED_S = MODEL_STUCK_S / 2
+# How many sequences with non-finite inputs are remembered.
+_MOST_SPOILT = 1024
 
 
 class WatchedScheduler(SchedulerWrapper):
@@ -69,9 +77,10 @@ class WatchedScheduler(SchedulerWrapper):
 
     Until then responses are on the host, where they can be checked. A `mirror` gets the requests
     whose response has a fault and a sample of the others. A non-finite response counts only where
-    the request held finite numbers alone; of a model with sequences, where all requests did.
+    the request, and with it its sequence, held finite numbers alone.
 
-    Args: most: counting ends by itself after so many requests; None is unlimited.
+    Args:
+        most: counting ends by itself after so many requests; None is unlimited.
     """
 
     def __init__(
@@ -88,8 +97,7 @@ class WatchedScheduler(SchedulerWrapper):
         self._mirror = mirror
         self._most = most
         self._wake = wake
-        self._has_sequences = config.sequence_batching is not None
-        self._spoilt = False
+        self._spoilt = None if config.sequence_batching is None else _SpoiltSequences()
         self._lock = threading.Lock()
         self._ended = False
         self._last: deque[Fault | None] = deque(maxlen=window)
@@ -130,8 +138,7 @@ class WatchedScheduler(SchedulerWrapper):
             request = replace(request, on_device=False)
         if self._mirror is not None:
             self._running[id(request)] = (time.monotonic(), request)
-        if self._has_sequences and not self._spoilt:
-            self._spoilt = not all_finite(request)
+        spoilt = self._spoilt is not None and self._spoilt.has(request)
         finite = True
 
         def check(response: ResponseCallback, final: bool) -> None:
@@ -145,7 +152,7 @@ class WatchedScheduler(SchedulerWrapper):
                     fault = None if finite else Fault.NOT_FINITE
                     if isinstance(response, EdgeServerError):
                         fault = Fault.FAILED
-                    self._note(request, response, fault)
+                    self._note(request, response, None if spoilt else fault)
             except Exception:
                 # The check may run out of memory; the caller gets the response even so.
                 log.exception("model %s: a response could not be checked", request.model_name)
@@ -161,7 +168,7 @@ class WatchedScheduler(SchedulerWrapper):
         if isinstance(response, WITHOUT_VERDICT):
             return
         mirror = self._mirror
-        if fault is Fault.NOT_FINITE and (self._spoilt or not all_finite(request)):
+        if fault is Fault.NOT_FINITE and not all_finite(request):
             # Such a response to inputs that are not finite is no fault of the version.
             self._count(None)
             return
@@ -184,6 +191,25 @@ class WatchedScheduler(SchedulerWrapper):
             self._ended = self._seen.total() == self._most
         if fault is not None:
             self._wake()
+
+
+class _SpoiltSequences:
+    def __init__(self) -> None:
+        self._ids: set[int | str] = set()
+
+    def has(self, request: InferRequest) -> bool:
+        place = request.sequence
+        if place is None:
+            return not all_finite(request)
+        if place.start:
+            self._ids.discard(place.id)
+        if len(self._ids) <= _MOST_SPOILT and not all_finite(request):
+            self._ids.add(place.id)
+        # Beyond that number any sequence may be one of them.
+        spoilt = place.id in self._ids or len(self._ids) > _MOST_SPOILT
+        if place.end:
+            self._ids.discard(place.id)
+        return spoilt
 
 
 class WatchedVersion(NamedTuple):
@@ -238,19 +264,29 @@ class WatchedVersion(NamedTuple):
         # A client may send requests for ever that every version fails.
         if mirror.is_comparing and replayed < _ENOUGH_REPLAYS:
             return "its predecessor is still to be given the requests that it failed"
+        if not mirror.timed or self.scheduler.seen[None] < _LEAST_TIMED:
+            return ""
+        # A cached response took no time, so it counts as a sample only.
+        sampled = mirror.sampled
+        if sampled < _LEAST_TIMED:
+            return f"its predecessor was given {sampled} of {_LEAST_TIMED} requests so far"
+        if sampled < MOST_SAMPLES and 1 < _beyond_chance(mirror.times()) < _LEAST_SLOWER:
+            return "whether it is slower than its predecessor is not clear"
         return ""
 
     def slower(self) -> str:
         mirror = self.compared
         times = mirror.times() if mirror is not None and mirror.timed else []
-        if len(times) < _LEAST_TIMED:
+        if len(times) < _LEAST_TIMED or _beyond_chance(times) < _LEAST_SLOWER:
             return ""
-        new_ms, old_ms = (median(each_ns) / 1e6 for each_ns in zip(*times, strict=True))
-        if new_ms <= 2 * old_ms + _SLOWER_MS:
-            return ""
+        slower = [pair for pair in times if _is_slower(*pair)]
+        altogether = len(slower) >= _SLOWER_SHARE * len(times)
+        which = "" if altogether else f" for {len(slower)} of {len(times)} requests"
+        shown = times if altogether else slower
+        new_ms, old_ms = (median(each_ns) / 1e6 for each_ns in zip(*shown, strict=True))
         return (
-            f"slower than its predecessor: {new_ms:.1f} ms beside {old_ms:.1f} ms, the medians of "
-            f"{len(times)} requests that both were given"
+            f"slower than its predecessor{which}: {new_ms:.1f} ms beside {old_ms:.1f} ms, the "
+            f"medians of {len(shown)} requests that both were given"
         )
 
     def hang(self, awake: AwakeTime) -> str:
@@ -277,14 +313,23 @@ class WatchedVersion(NamedTuple):
         waits = mirror.is_comparing and not mirror.better(Fault.FAILED)[1]
         return "" if waits or mirror.target.not_ready_reason() else reason
 
-    @property
-    def is_excused(self) -> bool:
-        """Whether the predecessor failed at each request likewise, so that the caller may be at
-        fault for the absence."""
+    def excuses(self) -> int:
+        """How many requests have failed on the predecessor likewise, so that the caller may be at
+        fault for the absence; 0 where the predecessor responded well to another one."""
         mirror = self.compared
-        return (
-            mirror is not None and mirror.shared_failures > 0 and not mirror.better(Fault.FAILED)[0]
-        )
+        if mirror is None or mirror.better(Fault.FAILED)[0]:
+            return 0
+        return mirror.shared_failures
+
+
+def _is_slower(new_ns: int, old_ns: int) -> bool:
+    return new_ns > 2 * old_ns + _SLOWER_NS
+
+
+def _beyond_chance(times: Sequence[tuple[int, int]]) -> int:
+    """How many requests the new version was slower for, beside those that chance explains."""
+    slower = sum(_is_slower(new_ns, old_ns) for new_ns, old_ns in times)
+    return slower - _BY_CHANCE * sum(_is_slower(old_ns, new_ns) for new_ns, old_ns in times)
 
 
 def fault_shares(model: LoadedModel) -> Mapping[Fault, float]:
@@ -307,9 +352,12 @@ _CHECK_S = 0.25
 
 @dataclass(frozen=True)
 class CanaryTerms:
-    """How long the canary of a new version lasts. A version passes when it has responded to
-    `requests` requests and `least_s` have passed, or after `longest_s`, whatever the number of
-    responses. Its predecessor stays in memory until then."""
+    """How long the canary of a new version lasts.
+
+    A version passes when it has responded to `requests` requests, `least_s` have passed, and its
+    latency is known to be slower or not; or after `longest_s`, whatever the number of responses.
+    Its predecessor stays in memory until then.
+    """
 
     requests: int = 200
     least_s: float = 30.0
@@ -345,8 +393,9 @@ class CanaryMonitor:
     the shares are compared with those of the predecessor's own first requests, and a run hangs as
     one whose request the predecessor refuses.
 
-    A version that is only slower is reported and stays: the team that pushes the model sets its
-    allowed latency, and a busy machine must not take good lanes away.
+    A version that is only slower, for all requests or for some, is reported and stays: the team
+    that pushes the model sets its allowed latency, and a busy machine must not take good lanes
+    away.
 
     Args:
         on_failed: called with the reason, at most once, on the thread of this monitor.
@@ -375,7 +424,8 @@ class CanaryMonitor:
         self.watched: list[WatchedVersion] = []
         self._began_s = math.inf
         self._awake = AwakeTime(2 * _CHECK_S)
-        self._away_since: dict[int, float] = {}
+        # Version → since when it is away, and the failures of its predecessor that excuse it.
+        self._away_since: dict[int, tuple[float, int]] = {}
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._over = False
@@ -511,8 +561,12 @@ class CanaryMonitor:
             if not reason:
                 self._away_since.pop(version, None)
                 continue
-            since = self._away_since.setdefault(version, now)
-            limit_s = UNDECIDED_S if each.is_excused else HANGS_S
+            excuses = each.excuses()
+            since, known = self._away_since.get(version, (now, -1))
+            if known != excuses:
+                since = now
+                self._away_since[version] = now, excuses
+            limit_s = UNDECIDED_S if excuses else HANGS_S
             if self._awake.since(since) >= limit_s:
                 return f"away for more than {limit_s:g} s: {reason}"
         return ""

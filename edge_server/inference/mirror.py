@@ -225,7 +225,7 @@ _REST_OF_SAMPLES = 9
 _LEAST_REST_S = 0.02
 # How many of the last comparisons count.
 _LAST_FAULTS = 50
-_MOST_SAMPLES = 200
+MOST_SAMPLES = 200
 # With fewer samples than this, a single worse response of the predecessor makes no share.
 _LEAST_FOR_SHARE = 20
 
@@ -260,7 +260,7 @@ class Mirror:
         self._has_sample = False
         self._rests_till_s = self._samples_from_s = 0.0
         self._better: dict[Fault, deque[bool]] = {f: deque(maxlen=_LAST_FAULTS) for f in Fault}
-        self._samples: deque[tuple[Fault | None, int, int]] = deque(maxlen=_MOST_SAMPLES)
+        self._samples: deque[_Replayed] = deque(maxlen=MOST_SAMPLES)
         self._timed_request: tuple[InferRequest, float | None] | None = None
 
     def wants_sample(self) -> bool:
@@ -297,13 +297,18 @@ class Mirror:
         """The share of samples in which only the predecessor has the fault."""
         with self._lock:
             count = max(len(self._samples), _LEAST_FOR_SHARE)
-            return sum(each is fault for each, _, _ in self._samples) / count
+            return sum(sample.fault is fault for sample in self._samples) / count
+
+    @property
+    def sampled(self) -> int:
+        return len(self._samples)
 
     def times(self) -> list[tuple[int, int]]:
         """The compute times in ns of the new version and of its predecessor for the last samples
         that both calculated, one right after the other."""
         with self._lock:
-            return [(new_ns, old_ns) for _, new_ns, old_ns in self._samples if new_ns and old_ns]
+            times = [(each.new_ns, each.old_ns) for each in self._samples]
+        return [(new_ns, old_ns) for new_ns, old_ns in times if new_ns and old_ns]
 
     def wait_s(self, now: float) -> float:
         return max(0.0, self._rests_till_s - now) if self._waiting else math.inf
@@ -382,14 +387,10 @@ class Mirror:
             )
             with self._lock:
                 self.shared_failures += fault is Fault.FAILED and failed and not refused
-                if fault is not None:
-                    self._better[fault].append(not (failed or bad))
-                elif isinstance(response, InferResponse):
-                    own = Fault.NOT_FINITE if has_non_finite(response) else None
-                    self._samples.append((own, replay.work_ns, _work_ns(response)))
+                if fault is None:
+                    self._samples.append(_replayed(replay.work_ns, response))
                 else:
-                    # A request that only the new version accepts is no fault of its predecessor.
-                    self._samples.append((None if refused else Fault.FAILED, 0, 0))
+                    self._better[fault].append(not (failed or bad))
 
 
 class _Replay(NamedTuple):
@@ -397,6 +398,27 @@ class _Replay(NamedTuple):
     fault: Fault | None
     work_ns: int
     n_bytes: int
+
+
+class _Replayed(NamedTuple):
+    """The predecessor's response to a request that has a good response of the new version.
+
+    Attributes:
+        new_ns, old_ns: the models' compute time; 0 where it was not measured.
+    """
+
+    fault: Fault | None
+    new_ns: int
+    old_ns: int
+
+
+def _replayed(new_ns: int, response: InferResponse | EdgeServerError) -> _Replayed:
+    if isinstance(response, EdgeServerError):
+        # A request that only the new version accepts is no fault of its predecessor.
+        accepted = not isinstance(response, InvalidRequest)
+        return _Replayed(Fault.FAILED if accepted else None, 0, 0)
+    fault = Fault.NOT_FINITE if has_non_finite(response) else None
+    return _Replayed(fault, new_ns, _work_ns(response))
 
 
 def _work_ns(response: InferResponse) -> int:

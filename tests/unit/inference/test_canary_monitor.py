@@ -242,12 +242,23 @@ def test_what_finite_numbers_too_large_for_both_make_is_the_callers_doing() -> N
     assert canary.look(now=30.0) == ["passed"]
 
 
-def test_once_a_sequence_was_given_nan_no_response_with_it_counts() -> None:
+def test_a_sequence_that_was_given_nan_once_may_respond_with_it_until_it_starts_anew() -> None:
     canary = Canary(config=SEQUENCE)
-    canary.send(response(NAN), times=2, inputs=FINE_INPUT, sequence=SequencePlace(7, start=True))
-    canary.send(response(NAN), inputs={"a": NAN["b"]}, sequence=SequencePlace(8, start=True))
-    canary.send(response(NAN), times=9, inputs=FINE_INPUT, sequence=SequencePlace(8))
+    canary.send(response(NAN), inputs={"a": NAN["b"]}, sequence=SequencePlace(7, start=True))
+    canary.send(response(NAN), times=99, inputs=FINE_INPUT, sequence=SequencePlace(7))
     assert canary.look() == []
+    canary.send(response(NAN), inputs=FINE_INPUT, sequence=SequencePlace(7, start=True))
+    canary.send(response(NAN), times=2, inputs=FINE_INPUT, sequence=SequencePlace(8, start=True))
+    assert len(canary.look()) == 1
+
+
+def test_sequences_that_ended_do_not_fill_the_memory_of_those_given_nan() -> None:
+    canary = Canary(config=SEQUENCE)
+    for number in range(1, 2000):
+        whole = SequencePlace(number, start=True, end=True)
+        canary.send(response(NAN), inputs={"a": NAN["b"]}, sequence=whole)
+    canary.send(response(NAN), times=3, inputs=FINE_INPUT, sequence=SequencePlace(1, start=True))
+    assert canary.look()[0].startswith("version 2: 3 of 100 responses were not finite")
 
 
 def test_one_response_of_many_that_is_not_finite_is_enough() -> None:
