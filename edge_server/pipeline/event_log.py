@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import logging
 import math
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from edge_server.errors import Unavailable
-from edge_server.process.disk import error_of_place, sync
+from edge_server.process.disk import error_of_place, lock_file, sync
 from edge_server.process.utf8 import as_utf8
 from edge_server.process.worker import Worker
 from edge_server.settings.sections import EventKind  # noqa: TC001 - msgspec reads the annotation
@@ -100,7 +99,7 @@ class EventFile:
 
     A line is written behind the others; of a torn or damaged one the others stay readable. A file
     that is damaged is set aside, in place of an earlier one, and its readable events go on in a new
-    one. Where the disk is full there is none until it is not.
+    one. Where the disk is full or read-only, new events are in memory until it is not.
 
     Attributes:
         events: that the file held at the start, in the order of their ids.
@@ -127,14 +126,14 @@ class EventFile:
         self.readers: dict[str, int] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = _open(path)
+            self._descriptor = lock_file(path, 0o644)
             sync(path.parent)
         except BlockingIOError as error:
             raise Unavailable(
                 f"{path}: another daemon keeps its events there; give this one another events.file"
             ) from error
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if error.errno in (errno.ENOSPC, errno.EROFS):
                 log.error("events: %s: %s; they are kept in memory", path, error.strerror)  # noqa: TRY400 -- the text says it all
                 return
             raise error_of_place(
@@ -217,7 +216,7 @@ class EventFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_name(f"{self._path.name}.new")
         new.unlink(missing_ok=True)
-        descriptor = _open(new)
+        descriptor = lock_file(new, 0o644)
         try:
             size = _append(descriptor, lines, 0)
             new.replace(self._path)
@@ -228,17 +227,6 @@ class EventFile:
         self.close()
         self._descriptor, self._size, self._lines = descriptor, size, len(lines)
         self.readers, self._damaged = readers, False
-
-
-def _open(path: Path) -> int:
-    """Return the descriptor of a file that this process has locked."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _append(descriptor: int, lines: Iterable[bytes], start: int) -> int:

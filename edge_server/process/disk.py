@@ -165,10 +165,16 @@ def floor_bytes(directory: Path, reserve_bytes: int) -> int:
     return min(reserve_bytes, numbers.f_blocks * numbers.f_frsize // 20)
 
 
-def lock_file(path: Path) -> int:
+def lock_file(path: Path, mode: int = 0o600) -> int:
     """Create the file if it is missing, lock it, and return the descriptor that holds the lock;
-    raise BlockingIOError where another process has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    raise BlockingIOError where another process has it. On a read-only disk it must be there."""
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, mode)
+    except OSError as error:
+        if error.errno != errno.EROFS or not path.exists():
+            raise
+        descriptor = os.open(path, os.O_RDONLY | flags)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -445,7 +445,7 @@ class ModelStore:
         try:
             yield
         except OSError as error:
-            remedy = "make room there" if error.errno in _FULL else "see what ails the disk"
+            remedy = "make room there" if error.errno in _FULL else "check the disk"
             raise InternalError(
                 f"model store {self._directory}: {error.strerror or error}; {remedy}, or give it "
                 "another directory"

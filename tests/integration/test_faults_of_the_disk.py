@@ -55,6 +55,28 @@ def test_what_serves_goes_on_while_the_state_directory_is_read_only(
     assert server.process.terminate() == 0
 
 
+def test_what_served_last_serves_after_a_restart_on_a_read_only_disk(
+    serve: Callable[..., Server],
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if os.geteuid():
+        pytest.skip("a mount namespace needs root")
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("STATE_DIRECTORY", str(state))
+    copies = f"--repository-copies={state / 'store'}"
+    server = serve(copies)
+    wait_until(lambda: "model m: last known good" in server.log, otherwise=lambda: server.log)
+    assert server.process.terminate() == 0
+    read_only = 'mount --bind "$0" "$0"; mount -o remount,bind,ro "$0"; exec "$@"'
+    within = ("unshare", "--mount", "--propagation=private", "sh", "-ec", read_only, str(state))
+    server = serve(copies, within=within)
+    assert server.answer() == 1
+    assert server.process.terminate() == 0
+
+
 def test_what_a_network_file_system_leaves_and_the_clock_of_its_server_are_no_change(
     serve: Callable[..., Server], repository: Path
 ) -> None:

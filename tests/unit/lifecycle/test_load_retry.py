@@ -199,7 +199,7 @@ def test_a_removal_that_the_store_cannot_note_says_why(
     board: Board, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     board.deliver(1)
-    broken = InternalError("Input/output error; see what ails the disk")
+    broken = InternalError("Input/output error; check the disk")
     monkeypatch.setattr(board.store, "forget", Mock(side_effect=broken))
     board.carry_out(Change("m", None))
     assert board.serving() is None

@@ -331,10 +331,12 @@ def test_a_kill_while_a_damaged_file_is_replaced_loses_nothing(
     def killed(*_: object) -> Path:
         raise KeyboardInterrupt
 
-    opened, open_ = [], event_log._open
+    opened, open_ = [], event_log.lock_file
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", killed)
-        patched.setattr(event_log, "_open", lambda each: opened.append(open_(each)) or opened[-1])
+        patched.setattr(
+            event_log, "lock_file", lambda *each: opened.append(open_(*each)) or opened[-1]
+        )
         with pytest.raises(KeyboardInterrupt):
             EventLog(path)
     os.close(opened[0])
@@ -398,11 +400,11 @@ def test_ids_go_on_above_one_that_a_reader_has_had(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_at_the_start_costs_no_lanes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: Path) -> int:
+    def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(event_log, "_open", full)
+        patched.setattr(event_log, "lock_file", full)
         events = EventLog(tmp_path / "events.db")
         add(events, "a")
         assert causes(events) == ["a"]

@@ -273,7 +273,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing_half_there(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(caught.value) == (
-        f"model store {tmp_path / 'store'}: File too large; see what ails the disk, or give it "
+        f"model store {tmp_path / 'store'}: File too large; check the disk, or give it "
         "another directory"
     )
     assert not list((tmp_path / "store/incoming").iterdir())

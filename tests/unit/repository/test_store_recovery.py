@@ -170,7 +170,7 @@ def test_what_cannot_be_noted_holds_till_the_end(
         store.quarantine("0" * 64, "bad")
     assert store.quarantined("0" * 64) == "bad"
     assert "a restart will not know of it" in caplog.text
-    with pytest.raises(InternalError, match="see what ails the disk"):
+    with pytest.raises(InternalError, match="check the disk"):
         store.commit(staged)
     assert store.history("m") == []
     blocked.rmdir()
