@@ -11,6 +11,7 @@ GPU.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import math
 import sys
@@ -29,6 +30,7 @@ from edge_server.gpu.preprocess_kernel import (
     MAX_FRAMES,
     FrameLayout,
     FramePreprocess,
+    PreprocessArgs,
     kernel_image,
 )
 from edge_server.gpu.stream import Module
@@ -129,7 +131,8 @@ class Bench:
         geometry = FramePreprocess(
             layout, OUT_WIDTH, OUT_HEIGHT, scale=float(SCALE), half=half, colour=COLOUR
         )
-        kernel = self._module.kernel(f"{pixel_format.value}_to_nchw")
+        signature = f"{ctypes.sizeof(PreprocessArgs)}s"
+        kernel = self._module.kernel(f"{pixel_format.value}_to_nchw", signature)
         stream = self._clock.stream
 
         out_bytes = 3 * OUT_HEIGHT * OUT_WIDTH * dtype.itemsize

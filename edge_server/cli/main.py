@@ -45,7 +45,7 @@ def run_command(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         # A verb that could leave something behind has a text that tells what is there.
         if text := getattr(arguments, "interrupted", ""):
-            print(f"\n{text}", file=sys.stderr)
+            print(text, file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has closed the pipe.

@@ -321,7 +321,7 @@ def test_measurements_are_kept_for_the_next_build(
     tensorrt(version)
     facts = site.build().facts
     path = timing_path(site.folder / "timing", facts)
-    assert path.name.startswith(f"{version}.0.30-Simulated_GPU_0-sm_87-16")
+    assert path.name.startswith(f"{version}.0.30-Orin-sm_87-16")
     assert path.read_bytes() == b"+"
     site.build()
     assert path.read_bytes() == b"++"
@@ -349,7 +349,7 @@ def test_a_driver_without_a_device_is_told(
     tensorrt: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensorrt("10.3")
-    monkeypatch.setenv("EDGE_SIMULATED_CUDA", "init=100")
+    monkeypatch.setenv("SIMULATED_NO_DEVICE", "1")
     facts = plan_process.probe_device()
     assert "cuInit returns 100 (no CUDA-capable device is detected)" in (facts.reason)
 

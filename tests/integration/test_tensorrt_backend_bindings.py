@@ -36,7 +36,7 @@ assert trt_log() is trt_log()
 assert trt_log().since(mark) == "first; second", trt_log().since(mark)
 try:
     # Of a library that is empty.
-    engine._runtime(None)
+    engine.open_runtime(None)
 except Unavailable as error:
     print(version_here(), str(error), flush=True)
 os._exit(0)
