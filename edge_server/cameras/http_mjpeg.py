@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import http.client
 import re
+import ssl
 import sys
 import termios
 import time
@@ -340,5 +341,8 @@ class MjpegStream:
 
     def _is_here(self) -> bool:
         """Return whether more of an image has come, and not the frame of a chunk alone."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            # What the socket itself has may be a part of a record, for which a read would wait.
+            return self._sock.pending() > 0
         count = fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4))
         return int.from_bytes(count, sys.byteorder) > _CHUNK_FRAME_BYTES

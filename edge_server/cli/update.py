@@ -39,6 +39,7 @@ class UpdatedDevice:
     Attributes:
         boot_id: changes with every boot.
         version: of edge-server in the slot that runs.
+        trial_mark: of a system that a bundle has brought, for where there is no record.
     """
 
     slots: BootSlots
@@ -46,6 +47,7 @@ class UpdatedDevice:
     boot_id: str
     version: str
     now_s: Callable[[], float] = time.time
+    trial_mark: Path = Path("/boot/edge-server-on-trial")
 
     def switch(self, slot: Slot, engine: str = "") -> None:
         """Have `slot` boot next, and note that its system is on trial then.
@@ -60,6 +62,12 @@ class UpdatedDevice:
         self.slots.require_switch()
         current = self.slots.current()
         last = self.record.read()
+        if last.is_trial(current) and slot == last.before:
+            # The slot before was good: it is not on trial, and this one was given up.
+            fault = "it was given up by hand"
+            self._note(last, "pending", f"slot {slot} is to boot again: {fault}", fault=fault)
+            self.slots.set_primary(slot)
+            return
         if slot != current:
             result = f"slot {slot} is to boot; {current} runs"
             places = {"target": slot, "before": current, "engine": engine, "fault": ""}
@@ -105,21 +113,26 @@ class UpdatedDevice:
         record = self.record.read()
         if not record.is_trial(current):
             return self._keep(current, record)
+        if self._is_given_up(record):
+            return f"slot {current} was given up in this boot"
         if self.slots.primary() != current:
             self.slots.set_primary(current)
         fault = unhealthy()
         # Another slot may have been chosen by hand in these minutes; what that noted stays.
         record = self.record.read()
-        if not record.is_trial(current):
+        if not record.is_trial(current) or self._is_given_up(record):
             return f"slot {current} is no longer on trial"
         if fault:
             text = f"slot {current} was not healthy: {fault}"
             self._note(record, "pending", text, fault=fault)
             self.slots.set_primary("A" if record.before == "A" else "B")
             raise Unavailable(f"{text}; slot {record.before} boots next")
-        self.slots.set_good(current)
+        self._set_good(current)
         self._note(record, "committed", f"slot {current} was healthy and is kept", fault="")
         return f"slot {current} is healthy and is kept"
+
+    def _is_given_up(self, record: UpdateRecord) -> bool:
+        return record.fault != "" and record.boot_id == self.boot_id
 
     def _keep(self, current: Slot, record: UpdateRecord) -> str:
         # Without a target it is another engine's, which comes to its own verdict.
@@ -134,8 +147,15 @@ class UpdatedDevice:
         if not waits_for_reboot and self.slots.primary() != current:
             # After a fall back the firmware may still prefer the other; it would cancel capsules.
             self.slots.set_primary(current)
-        self.slots.set_good(current)
+        self._set_good(current)
         return f"slot {current} is not on trial, and is kept"
+
+    def _set_good(self, current: Slot) -> None:
+        self.slots.set_good(current)
+        try:
+            self.trial_mark.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("update: %s: %s; remove it", self.trial_mark, error.strerror)
 
     def _note(self, last: UpdateRecord, state: str, result: str, **more: str) -> UpdateRecord:
         changed_s = last.changed_s if state == last.state and not more else int(self.now_s())

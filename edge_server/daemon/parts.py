@@ -235,7 +235,14 @@ def event_log(settings: Settings) -> EventLog:
         return EventLog(Path(file), kept=kept)
     # Daemons that a person starts may share the user's directory.
     of_systemd = "STATE_DIRECTORY" in os.environ
-    return EventLog(state_directory() / "events.jsonl" if of_systemd else None, kept=kept)
+    if not of_systemd:
+        return EventLog(None, kept=kept)
+    path, earlier = state_directory() / "events.jsonl", state_directory() / "events.db"
+    if earlier.exists() and not path.exists():
+        # Of an earlier version: it is set aside, and ids go on above those that it may have given.
+        with suppress(OSError):
+            earlier.rename(path)
+    return EventLog(path, kept=kept)
 
 
 def check_recorder(settings: Settings) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from edge_server.lifecycle.deployment import Delivery
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import ModelSpec
     from edge_server.lifecycle.records import ModelRecord, ModelTable
@@ -357,6 +358,7 @@ class Updates:
             with self._table.changed:
                 record = self._table[name]
                 before, job, record.job = record.spec, record.job, None
+                delivery = record.delivery
                 if job is None:
                     record.updating = False
                     self._table.changed.notify_all()
@@ -367,11 +369,11 @@ class Updates:
             except Unavailable:
                 log.debug("model %s: not updated: the server ends", name)
             except EdgeServerError as error:
-                self._refuse(name, error)
+                self._refuse(name, error, of=delivery)
             except Exception as error:
                 log.exception("model %s: updating failed", name)
                 text = f"model '{name}': unexpected {type(error).__name__}: {error}; see the log"
-                self._refuse(name, InternalError(text))
+                self._refuse(name, InternalError(text), of=delivery)
 
     def _remove(self, name: str) -> None:
         log.info("model %s: taken out of the repository", name)
@@ -434,12 +436,23 @@ class Updates:
             record.not_loaded(copy, failure, now, passes=passes, served=served)
         self._deployments.report()
 
-    def _refuse(self, name: str, error: EdgeServerError, *, waits: bool = False) -> None:
-        """Report that the newest delivery cannot be staged, loaded or removed."""
+    def _refuse(
+        self,
+        name: str,
+        error: EdgeServerError,
+        *,
+        waits: bool = False,
+        of: Delivery | None = None,
+    ) -> None:
+        """Report that the newest delivery cannot be staged, loaded or removed; where `of` is given
+        and a newer one has come since, only the log does."""
         self._deployments.count("failed")
         failure = LoadFailure(error)
         with self._table.lock:
             record = self._table[name]
+            if of is not None and record.delivery is not of and record.job is not None:
+                log.warning("model %s: %s", name, failure.reason)
+                return
             if waits:
                 record.cannot_copy(failure.reason, time.monotonic())
             else:

@@ -264,7 +264,7 @@ class Link:
             connection.fail(error)
         if connection.end is not None:
             self._lose(connection, connection.end)
-        elif self._taken_over and now - self._ready_since > _UNCONTESTED_S:
+        elif (self._taken_over or self._has_rival) and now - self._ready_since > _UNCONTESTED_S:
             self._taken_over, self._has_rival, self._feed.contest = 0, False, ""
             self._contest.reset()
             log.info("mqtt: no other client has this device's client id now")
@@ -446,12 +446,12 @@ class Link:
         feed = self._feed
         try:
             topic = feed.topics.event(event.kind, event.camera)
-        except ValueError as error:
+            payload = payloads.event(event, feed.identity, self.mqtt.payload)
+        except (ValueError, OverflowError, OSError) as error:
             # The next ones would wait for it forever.
             self._log_once(logging.ERROR, f"not published: {error}")
             events.acknowledge(event.id)
             return
-        payload = payloads.event(event, feed.identity, self.mqtt.payload)
         number = next(feed.counters[topic])
         connection.publish_event(
             topic,

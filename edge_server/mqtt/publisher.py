@@ -179,6 +179,7 @@ class Publisher:
             self._link = link = None if mqtt is None else Link(mqtt, self._feed, contents)
             if before is not None:
                 before.leave(payloads.status(self._identity, "offline"))
+                self._feed.contest = ""  # the new link finds it again
             self._introduce()
             if link is None:
                 return "off" if before is None else f"off, {before.address} is left"

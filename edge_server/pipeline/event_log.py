@@ -143,18 +143,23 @@ class EventFile:
         self._damaged = bool(rest)
         for line in lines:
             self._take_in(_parsed(line))
+        # A damaged id may be higher than those behind it.
+        by_id = {event.id: event for event in self.events}
+        self.events = [by_id[each] for each in sorted(by_id)]
         self._size, self._lines = os.fstat(self._descriptor).st_size, len(lines)
         self.last_id = max(self.last_id, self.readers.get(GIVEN, 0))
+        self.readers = {name: min(each, self.last_id) for name, each in self.readers.items()}
         if self._damaged:
             self._set_aside()
 
     def _take_in(self, found: Event | _Other | dict[str, int] | None) -> None:
         if isinstance(found, dict):
             self.readers.update(found)
-        elif found is None or found.id <= self.last_id:
+        elif found is None:
             self._damaged = True
         else:
-            self.last_id = found.id
+            self._damaged |= found.id <= self.last_id
+            self.last_id = max(self.last_id, found.id)
             if isinstance(found, Event):
                 self.events.append(found)
 

@@ -262,6 +262,8 @@ class Child(Generic[M]):
         self._closed = False
         self._on_output = on_output
         self.last_output = b""
+        self._poll = select.poll()
+        self.watched: dict[int, Callable[[], object]] = {}
         with ExitStack() as ours, ExitStack() as theirs:
             self.connection, connection = socket.socketpair()
             ours.callback(self.connection.close)
@@ -292,8 +294,6 @@ class Child(Generic[M]):
                 timeout_s=timeout_s,
                 longest_received_bytes=longest_received_bytes,
             )
-            self._poll = select.poll()
-            self.watched: dict[int, Callable[[], object]] = {}
             for fd in (self.connection.fileno(), self._ended):
                 self._poll.register(fd, select.POLLIN)
             self.watch(self._output, self._read_output)

@@ -99,6 +99,18 @@ def test_only_a_system_on_trial_is_rebooted(
     assert rollback(UpdateRecord("pending", "A", "B", result='"state":"none"'))
 
 
+def test_a_new_system_that_cannot_read_the_record_is_on_trial(
+    rollback: Callable[[UpdateRecord | None], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGE_TRIAL_MARK", str(tmp_path / "mark"))
+    assert not rollback(None)
+    (tmp_path / "mark").touch()
+    assert rollback(None)
+    assert not rollback(UpdateRecord("committed", "A", "B"))
+
+
 def test_a_broken_tool_of_nvidia_does_not_keep_a_system_on_trial(
     rollback: Callable[[UpdateRecord | None], bool],
     tmp_path: Path,

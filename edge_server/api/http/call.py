@@ -315,11 +315,13 @@ class HttpCall:
             Refused: it is too long, or does not fit beside what other calls hold.
         """
         if size_bytes > self._longest_bytes:
+            buffer.clear()  # the error's frames keep it
             raise self._too_long(size_bytes)
         if size_bytes >= COUNTED_FROM_BYTES:
             try:
                 self._budget.take(size_bytes - self._counted_bytes)
             except Unavailable as error:
+                buffer.clear()
                 self.give(self._counted_bytes)
                 raise Refused(503, str(error)) from None
             self._counted_bytes = size_bytes

@@ -64,6 +64,7 @@ class Connections:
         self._bound = bound
         self._app = app
         self._encryption = encryption
+        self._retry: asyncio.TimerHandle | None = None
         self._state: Any = None
 
     async def serve(self) -> None:
@@ -78,6 +79,8 @@ class Connections:
                 self._look(loop.time())
                 await asyncio.sleep(_LOOK_S)
         finally:
+            if self._retry is not None:
+                self._retry.cancel()
             loop.remove_reader(self._bound)
 
     async def end(self, grace_s: float) -> None:
@@ -128,7 +131,7 @@ class Connections:
             return
         except OSError:
             loop.remove_reader(self._bound)
-            loop.call_later(_RETRY_S, loop.add_reader, self._bound, self._accept)
+            self._retry = loop.call_later(_RETRY_S, loop.add_reader, self._bound, self._accept)
             return
         accepted.setblocking(False)
         if len(self.open) >= self.limits.max_connections:
@@ -167,6 +170,7 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
         self._unconfirmed_bytes = 0  # were parsed, and nothing has come of them yet
         self._is_parsing = self._is_held = self._is_unread = self._is_paused = False
         self._is_served = self._has_body = self._is_web_socket = False
+        self._body_left: int | None = 0  # of a declared length; None is chunked
         self._when_lost: Callable[[], None] | None = None
         self._wrote_at = -math.inf
         self._sends_by = self._reads_by = math.inf
@@ -188,6 +192,7 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
         """
         self._unconfirmed_bytes = 0
         self._is_served, self._has_body = True, body_bytes != 0
+        self._body_left = body_bytes
         self._when_lost = when_lost
         if body_bytes and body_bytes > _READ_BYTES:
             self._read_bytes = _READ_BODY_BYTES
@@ -212,6 +217,8 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
         self._is_served = self._has_body = False
         self._when_lost = None
         self._read_bytes = _READ_BYTES
+        if len(self._buffer) > _READ_BYTES:
+            self._buffer = memoryview(b"")  # `_left` keeps its own view
         if self in self._others.open:
             self._others.waiting[self] = None
         if self._is_web_socket:
@@ -233,8 +240,9 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """WebSockets follow HTTP; not while a request is being answered."""
+        cycle = self._protocol.cycle  # its task may not have begun
         self._protocol = protocol
-        if self._is_served:
+        if self._is_served or (cycle is not None and not cycle.response_complete):
             self.abort()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -339,8 +347,13 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
             if self._unconfirmed_bytes > self._others.limits.max_header_bytes:
                 self.abort()
                 return
-            many = len(self._left) if self._has_body else _PART_BYTES
+            many = _PART_BYTES
+            if self._has_body:
+                left = self._body_left
+                many = _READ_BYTES if left is None else max(many, left)
             part, self._left = bytes(self._left[:many]), self._left[many:]
+            if self._has_body and self._body_left:
+                self._body_left = max(0, self._body_left - len(part))
             if not (self._is_web_socket and self._is_served):
                 self._unconfirmed_bytes += len(part)
             self._protocol.data_received(part)
@@ -363,7 +376,8 @@ class Connection(asyncio.BufferedProtocol, asyncio.Transport):
             (self._transport.pause_reading if pauses else self._transport.resume_reading)()
 
     def _await_client(self) -> None:
-        self._others.waiting.setdefault(self)
+        if self in self._others.open:
+            self._others.waiting.setdefault(self)
         self._sends_by = self._loop.time() + self._others.timeout_s
 
     def _has_sent(self) -> None:

@@ -154,7 +154,12 @@ def test_a_slot_chosen_by_hand_during_the_wait_for_health_is_left_chosen(board: 
         return ""
 
     assert board.device().commit(goes_back) == "slot B is no longer on trial"
+    assert board.device().commit(lambda: "") == "slot B was given up in this boot"
+    board.faults["A"] = "mqtt: no connection to the broker"
     assert (board.record[0], board.boot()) == ("pending", "A")
+    board.commit()
+    assert board.record == ("rolled_back", "A", "1.0")
+    assert "given up by hand" in RecordFile(board.state).read().result
 
 
 def test_a_system_on_trial_keeps_the_one_to_go_back_to(board: Board) -> None:

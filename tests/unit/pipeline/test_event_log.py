@@ -397,6 +397,18 @@ def test_ids_go_on_above_one_that_a_reader_has_had(tmp_path: Path) -> None:
     assert causes(opened_again(again, tmp_path)) == ["a", "b", "c"], "a gap is no event"
 
 
+def test_a_damaged_id_hides_no_event_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events = EventLog(path)
+    add(events, "a", "b", "c")
+    events._end()
+    path.write_bytes(path.read_bytes().replace(b'"id":1,', b'"id":9,', 1))
+    again = EventLog(path)
+    assert sorted(causes(again)) == ["a", "b", "c"]
+    add(again, "d")
+    assert again.newest > 9
+
+
 def test_a_disk_that_is_full_at_the_start_costs_no_lanes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
