@@ -193,7 +193,7 @@ def registry_has(element: str) -> bool:
 
 
 class GstreamerStream:
-    """Runs a pipeline; a Stream.
+    """Runs a pipeline; a CameraStream.
 
     Attributes:
         live: the pipeline is paced by a camera, not by its reader.

@@ -273,7 +273,7 @@ def _refusal(
 
 
 class MjpegStream:
-    """Cuts the body of a response into JPEGs, and decodes the newest; a Stream."""
+    """Cuts the body of a response into JPEGs, and decodes the newest; a CameraStream."""
 
     seen = damaged = 0
     period_s = 0.0

@@ -1,7 +1,7 @@
 """One loop for every live camera: its first frame, its silence, its damage and its capture times.
 
-A reader opens a camera as a `Stream`, which waits for an image and decodes it. `LiveSource` makes
-frames of that, and raises where they stop: the camera is opened again then, as what waits in
+A reader opens a camera as a `CameraStream`, which waits for an image and decodes it. `LiveSource`
+makes frames of that, and raises where they stop: the camera is opened again then, as what waits in
 decoders and sockets would come in a burst and look fresh.
 """
 
@@ -91,7 +91,7 @@ class StreamEnded(Exception):
     """A recording has come to its end."""
 
 
-class Stream(Protocol):
+class CameraStream(Protocol):
     """A camera that is open; used by one thread.
 
     Attributes:
@@ -154,7 +154,7 @@ class LiveSource:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: CameraStream,
         label: str,
         clock: Literal["sensor", "rtp", "arrival"],
         *,

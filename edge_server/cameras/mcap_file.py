@@ -111,7 +111,7 @@ class Records:
 
 
 @dataclass(frozen=True)
-class Picture:
+class RecordedPicture:
     """A recorded picture.
 
     Attributes:
@@ -135,7 +135,7 @@ class PictureRecords:
         self.records = Records(path)
         self._topics = IMAGES.format(camera), LANES.format(camera)
 
-    def __iter__(self) -> Iterator[Picture]:
+    def __iter__(self) -> Iterator[RecordedPicture]:
         images, lanes = self._topics
         captures: tuple[int, int] | None = None  # epoch and monotonic time of the newest lanes
         for _, channel, message in self.records:
@@ -150,7 +150,7 @@ class PictureRecords:
                     jpeg = b""
                 known = captures is not None and captures[0] == message.publish_time
                 mono_ns = captures[1] if captures is not None and known else None
-                yield Picture(jpeg, mono_ns, message.publish_time, size_of(channel))
+                yield RecordedPicture(jpeg, mono_ns, message.publish_time, size_of(channel))
 
 
 def cameras_in(path: Path) -> dict[str, Calibration | None]:
@@ -383,8 +383,8 @@ class McapSource:
         self._pace = Pace(fps or 0.0, clock=clock, sleep=sleep)
         self._count = 0
         self._damage = ""  # that the log has, in whatever round
-        self._last: Picture | None = None
-        self._pictures: Iterator[Picture] = self._play()
+        self._last: RecordedPicture | None = None
+        self._pictures: Iterator[RecordedPicture] = self._play()
         # It is decoded when it is read: the size that its model needs is not known before.
         first = self._next()
         if first is None:
@@ -411,7 +411,7 @@ class McapSource:
     def close(self) -> None:
         self._pictures = iter(())
 
-    def _next(self) -> tuple[Picture, tuple[Image, tuple[int, int] | None]] | None:
+    def _next(self) -> tuple[RecordedPicture, tuple[Image, tuple[int, int] | None]] | None:
         """Return the next picture that can be decoded, and what `JpegDecoder` makes of it."""
         damage = ""
         for _ in range(MOST_DAMAGED):
@@ -429,7 +429,7 @@ class McapSource:
             reason="corrupt",
         )
 
-    def _wait(self, picture: Picture) -> int:
+    def _wait(self, picture: RecordedPicture) -> int:
         """Block until `picture` is due; return the capture time of its frame."""
         before, self._last = self._last, picture
         if self._own_pace:
@@ -438,7 +438,7 @@ class McapSource:
         self._pace.wait()
         return self._clock()
 
-    def _play(self) -> Iterator[Picture]:
+    def _play(self) -> Iterator[RecordedPicture]:
         while True:
             pictures = PictureRecords(self._path, self._camera)
             count = 0
@@ -461,7 +461,7 @@ class McapSource:
                 return
 
 
-def _gap_ns(before: Picture, picture: Picture) -> int:
+def _gap_ns(before: RecordedPicture, picture: RecordedPicture) -> int:
     """Return the time between the captures; 0 where that is none of a drive."""
     if before.mono_ns is not None and picture.mono_ns is not None:
         gap_ns = picture.mono_ns - before.mono_ns

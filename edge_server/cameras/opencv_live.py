@@ -39,7 +39,7 @@ _ATTEMPTS = 3
 
 
 class OpenCvStream:
-    """An opened capture; a Stream.
+    """An opened capture; a CameraStream.
 
     Args:
         capture: a cv2.VideoCapture.

@@ -202,8 +202,7 @@ def test_a_killed_camera_is_lost_and_found_again(
         camera.start()
         running.wait_for_lanes()
         running.wait_for_state("ok")
-        # More where a machine under load lets it fall silent as well.
-        assert running.metric('edge_camera_reconnects_total{camera="front"}') >= count
+        assert running.metric('edge_camera_reconnects_total{camera="front"}') == count
 
 
 def test_a_camera_that_falls_silent_is_opened_again_and_its_backlog_is_no_news(
@@ -257,10 +256,7 @@ def test_a_frozen_and_a_dark_picture_give_no_lanes(
         camera.command("play")
     running.wait_for_lanes()
     running.wait_for_state("ok")
-    # Only where no frame came was the camera opened again.
-    statuses = running.subscriber.messages["edge/v1/tested/cameras/front/status"]
-    silent = sum(m["reason"] in {"stalled", "lost", "unavailable"} for m in statuses)
-    assert running.metric('edge_camera_reconnects_total{camera="front"}') <= silent
+    assert running.metric('edge_camera_reconnects_total{camera="front"}') == 0
 
 
 def test_a_camera_that_changes_its_size_gives_lanes_again(

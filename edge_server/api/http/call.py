@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from edge_server.api.http.connection import Connection
+    from edge_server.api.http.connection import HttpConnection
     from edge_server.settings import Http
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def application(name: str, routes: Sequence[BaseRoute], limits: Http) -> ASGIApp
     starlette.router.redirect_slashes = False
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        connection: Connection = scope["state"]["connection"]
+        connection: HttpConnection = scope["state"]["connection"]
         refusal = browsers.refusal(scope.get("method", ""), scope["headers"])
         if scope["type"] != "http":
             connection.begin_web_socket()
@@ -80,7 +80,7 @@ def application(name: str, routes: Sequence[BaseRoute], limits: Http) -> ASGIApp
                 await JSONResponse({"error": refusal}, 403)(scope, receive, exchange.send)
             else:
                 await starlette(scope, exchange.receive, exchange.send)
-        except Refused as refused:
+        except RequestRefused as refused:
             answer = JSONResponse({"error": refused.text}, refused.status)
             await answer(scope, receive, exchange.send)
         except ClientDisconnect:
@@ -104,7 +104,7 @@ class _Exchange:
     """What the routes receive of a request, and send; its connection learns of both."""
 
     def __init__(
-        self, call: HttpCall, connection: Connection, receive: Receive, send: Send
+        self, call: HttpCall, connection: HttpConnection, receive: Receive, send: Send
     ) -> None:
         self._call = call
         self._connection = connection
@@ -158,7 +158,7 @@ def _body_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     return length
 
 
-class Refused(BaseException):
+class RequestRefused(BaseException):
     """The request is answered so, and its body not read any further.
 
     No `Exception`: Starlette would answer with 500 before the application does.
@@ -213,7 +213,7 @@ class HttpCall:
         """Return the message with the whole body; that of a client that has gone before.
 
         Raises:
-            Refused: it is too long.
+            RequestRefused: it is too long.
         """
         buffer, used = bytearray(), 0
         if self.length:
@@ -238,7 +238,7 @@ class HttpCall:
         """Refuse a body that is longer.
 
         Raises:
-            Refused: it is declared so; see `read`, too.
+            RequestRefused: it is declared so; see `read`, too.
         """
         self._longest_bytes = min(self._longest_bytes, longest_bytes)
         if self.length and self.length > longest_bytes:
@@ -312,7 +312,7 @@ class HttpCall:
         """Return `buffer` with that length, counted.
 
         Raises:
-            Refused: it is too long, or does not fit beside what other calls hold.
+            RequestRefused: it is too long, or does not fit beside what other calls hold.
         """
         if size_bytes > self._longest_bytes:
             buffer.clear()  # the error's frames keep it
@@ -323,16 +323,16 @@ class HttpCall:
             except Unavailable as error:
                 buffer.clear()
                 self.give(self._counted_bytes)
-                raise Refused(503, str(error)) from None
+                raise RequestRefused(503, str(error)) from None
             self._counted_bytes = size_bytes
         grown = bytearray(size_bytes)
         grown[: len(buffer)] = buffer
         return grown
 
-    def _too_long(self, size_bytes: int) -> Refused:
+    def _too_long(self, size_bytes: int) -> RequestRefused:
         self.give(self._counted_bytes)
         setting = " (http.max_body_bytes)" if self._longest_bytes > QUESTION_BYTES else ""
-        return Refused(
+        return RequestRefused(
             413,
             f"a body of {size_bytes} bytes is not read; it has {self._longest_bytes} at most"
             f"{setting}",

@@ -1,5 +1,5 @@
 """Connections: a listener's clients, bounded in number, time and bytes. uvicorn parses what they
-send, and bounds none of it: the transport that uvicorn sees is a `Connection`."""
+send, and bounds none of it: the transport that uvicorn sees is an `HttpConnection`."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class Connections:
     ) -> None:
         self.limits = limits
         self.timeout_s = limits.message_timeout_ms / 1e3
-        self.open: set[Connection] = set()
-        self.waiting: dict[Connection, None] = {}
-        self.protocol: Callable[[Connection], Any]
+        self.open: set[HttpConnection] = set()
+        self.waiting: dict[HttpConnection, None] = {}
+        self.protocol: Callable[[HttpConnection], Any]
         self._bound = bound
         self._app = app
         self._encryption = encryption
@@ -140,7 +140,7 @@ class Connections:
                 accepted.close()
                 return
             oldest.abort()
-        Connection(self, accepted, self._encryption.context if self._encryption else None)
+        HttpConnection(self, accepted, self._encryption.context if self._encryption else None)
 
     def _look(self, now: float) -> None:
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
@@ -149,7 +149,7 @@ class Connections:
                 each.abort()
 
 
-class Connection(asyncio.BufferedProtocol, asyncio.Transport):
+class HttpConnection(asyncio.BufferedProtocol, asyncio.Transport):
     """One client: the protocol of its transport, and the transport of uvicorn's protocols.
 
     It is cut off, without a response, where its client passes a limit. Of a client that does not

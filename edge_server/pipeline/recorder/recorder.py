@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
 from edge_server.pipeline.recorder.mcap_writer import Arrival, FrameMessages, Ring
-from edge_server.pipeline.recorder.recording_writer import RecordingWriter, Reply, Trigger
+from edge_server.pipeline.recorder.recording_writer import RecordingWriter, Trigger, WriterReply
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Recorder:
         now_ns = self._clock_ns()
         before = self._section.before_s if before_s is None else before_s
         after = self._section.after_s if after_s is None else after_s
-        reply = Reply()
+        reply = WriterReply()
         start_ns, until_ns = now_ns - round(before * 1e9), now_ns + round(after * 1e9)
         about = {"requested": cause}
         self._requests.append(Trigger(start_ns, until_ns, f"request-{cause}", about, reply))

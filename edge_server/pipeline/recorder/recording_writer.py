@@ -216,7 +216,7 @@ _RETRY_S = 5.0
 _LATE_NS = 500_000_000
 
 
-class Reply:
+class WriterReply:
     """The name of the file that a caller waits for, or why there is none."""
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ class Trigger:
     until_ns: int
     cause: str
     about: dict[str, str]
-    reply: Reply | None = None
+    reply: WriterReply | None = None
 
 
 class RecordingWriter:
@@ -276,7 +276,7 @@ class RecordingWriter:
         self._previous_until_ns = 0
         self._written = 0  # number of the entry that was written last
         self._wanted: Trigger | None = None
-        self._replies: list[Reply] = []
+        self._replies: list[WriterReply] = []
         self._sync_at_ns = 0
         self._retry_at_ns = 0
 

@@ -1,5 +1,5 @@
-"""Connection: how much of a client one round of the loop parses. The rest of its rules hold real
-clients, in tests/integration/test_http_server.py."""
+"""HttpConnection: how much of a client one round of the loop parses. Real clients hold the rest of
+its rules, in tests/integration/test_http_server.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Any
 
-from edge_server.api.http.connection import Connection, Connections
+from edge_server.api.http.connection import Connections, HttpConnection
 from edge_server.settings import Http
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Parser(asyncio.Protocol):
             self.transport.pause_reading()
 
 
-def scene(play: Callable[[Parser, Connection, socket.socket], Awaitable[None]]) -> None:
+def scene(play: Callable[[Parser, HttpConnection, socket.socket], Awaitable[None]]) -> None:
     async def run() -> None:
         limits = Http(max_header_bytes=1024 * 1024)
         parser, (accepted, client) = Parser(), socket.socketpair()
@@ -41,7 +41,7 @@ def scene(play: Callable[[Parser, Connection, socket.socket], Awaitable[None]]) 
         others.protocol = lambda _: parser
         with client:
             accepted.setblocking(False)
-            connection = Connection(others, accepted, None)
+            connection = HttpConnection(others, accepted, None)
             await asyncio.wait_for(play(parser, connection, client), TIMEOUT_S)
             connection.abort()
             await until(lambda: accepted.fileno() < 0)
@@ -55,7 +55,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_small_requests_are_parsed_a_kilobyte_in_each_round() -> None:
-    async def play(parser: Parser, _: Connection, client: socket.socket) -> None:
+    async def play(parser: Parser, _: HttpConnection, client: socket.socket) -> None:
         client.sendall(bytes(50_000))
         await until(lambda: sum(parser.parts) == 50_000)
         assert max(parser.parts) == 1024
@@ -64,7 +64,7 @@ def test_small_requests_are_parsed_a_kilobyte_in_each_round() -> None:
 
 
 def test_what_the_parser_does_not_take_stays_in_the_connection() -> None:
-    async def play(parser: Parser, connection: Connection, client: socket.socket) -> None:
+    async def play(parser: Parser, connection: HttpConnection, client: socket.socket) -> None:
         parser.most = 3
         client.sendall(bytes(50_000))
         await until(lambda: len(parser.parts) == 3)
@@ -78,7 +78,7 @@ def test_what_the_parser_does_not_take_stays_in_the_connection() -> None:
 
 
 def test_a_body_is_parsed_as_it_comes() -> None:
-    async def play(parser: Parser, connection: Connection, client: socket.socket) -> None:
+    async def play(parser: Parser, connection: HttpConnection, client: socket.socket) -> None:
         client.sendall(b"header")
         await until(lambda: parser.parts == [6])
         connection.begin(body_bytes=1_000_000)
@@ -91,7 +91,7 @@ def test_a_body_is_parsed_as_it_comes() -> None:
 
 
 def test_while_a_request_runs_those_behind_it_stay_in_the_connection() -> None:
-    async def play(parser: Parser, connection: Connection, client: socket.socket) -> None:
+    async def play(parser: Parser, connection: HttpConnection, client: socket.socket) -> None:
         client.sendall(bytes(50_000))
         while not parser.parts:
             await asyncio.sleep(0)
@@ -101,5 +101,33 @@ def test_while_a_request_runs_those_behind_it_stay_in_the_connection() -> None:
         assert parser.parts == parsed
         connection.end()
         await until(lambda: sum(parser.parts) == 50_000)
+
+    scene(play)
+
+
+def test_what_comes_behind_the_end_of_a_body_is_parsed_in_small_parts() -> None:
+    async def play(parser: Parser, connection: HttpConnection, client: socket.socket) -> None:
+        client.sendall(b"header")
+        await until(lambda: parser.parts == [6])
+        connection.begin(body_bytes=20_000)
+        client.sendall(bytes(20_000 + 100_000))
+        await until(lambda: sum(parser.parts) == 120_006)
+        assert max(parser.parts) == 20_000
+        assert sorted(parser.parts)[-2] <= 1024
+
+    scene(play)
+
+
+def test_a_connection_that_is_lost_while_it_is_served_waits_for_no_request() -> None:
+    async def play(parser: Parser, connection: HttpConnection, client: socket.socket) -> None:
+        client.sendall(b"header")
+        await until(lambda: parser.parts == [6])
+        connection.begin(body_bytes=20_000)
+        client.sendall(bytes(10))
+        await until(lambda: sum(parser.parts) == 16)
+        client.close()
+        await until(lambda: connection not in connection._others.open)
+        connection.end()
+        assert connection not in connection._others.waiting
 
     scene(play)

@@ -17,7 +17,7 @@ import pytest
 
 from edge_server.api.admission import ByteBudget
 from edge_server.api.calls import CallThreads
-from edge_server.api.http.call import QUESTION_BYTES, HttpCall, Refused
+from edge_server.api.http.call import QUESTION_BYTES, HttpCall, RequestRefused
 from edge_server.api.http.rest import generate
 from edge_server.api.http.rest.api import JSON, Answer, RestCall
 from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decompressed, to_answer
@@ -163,15 +163,15 @@ def test_a_body_is_counted_before_it_comes_and_kept_once() -> None:
     one = HttpCall(MIB, 2 * MIB, budget)
     assert _read(one, b"a" * MIB) == b"a" * MIB
     assert budget.used_bytes == MIB
-    with pytest.raises(Refused, match=r"http\.max_pending_bytes") as refused:
+    with pytest.raises(RequestRefused, match=r"http\.max_pending_bytes") as refused:
         _read(HttpCall(2 * MIB, 2 * MIB, budget))  # nothing of it has come
     assert refused.value.status == 503
     one.release()
     assert budget.used_bytes == 0
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         _read(HttpCall(2 * MIB + 1, 2 * MIB, budget))
     assert refused.value.status == 413
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestRefused) as refused:
         _read(HttpCall(None, 2 * MIB, budget), *[bytes(64 * 1024)] * 33)
     assert refused.value.status == 413
     assert budget.used_bytes == 0
@@ -306,14 +306,14 @@ def test_what_becomes_of_json_counts_before_it_is_parsed(item: bytes) -> None:
 
 def test_a_question_is_short_whether_it_says_its_length_or_not() -> None:
     budget = ByteBudget(64 * MIB)
-    with pytest.raises(Refused, match="65536 at most"):
+    with pytest.raises(RequestRefused, match="65536 at most"):
         HttpCall(MIB, 64 * MIB, budget).limit(QUESTION_BYTES)
     chunked = HttpCall(None, 64 * MIB, budget)
     chunked.limit(QUESTION_BYTES)
     assert len(_read(chunked, bytes(QUESTION_BYTES))) == QUESTION_BYTES
     chunked = HttpCall(None, 64 * MIB, budget)
     chunked.limit(QUESTION_BYTES)
-    with pytest.raises(Refused, match="65536 at most"):
+    with pytest.raises(RequestRefused, match="65536 at most"):
         _read(chunked, bytes(QUESTION_BYTES), b"1")
 
 
