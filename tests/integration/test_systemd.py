@@ -415,7 +415,7 @@ def test_plans_are_looked_for_at_boot_and_a_machine_without_any_is_well(unit: Un
     container.write_bytes("/srv/plans/m/1/model.onnx", _network(1))
     container.write(CONFIG, '[repository]\npaths = ["/srv/plans"]\n')
     container.do("systemctl", "restart", "edge-server-plans")
-    wait_until(lambda: plans["ExecMainStatus"] == "69")
+    wait_until(lambda: plans["ExecMainStatus"] == "69", otherwise=plans.journal)
     assert (plans["ActiveState"], plans["Result"]) == ("active", "success")
     assert any("no plan can be built here" in text for _, text in plans.journal())
 
