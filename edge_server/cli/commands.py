@@ -167,9 +167,11 @@ convert | cli.convert:convert | make a model's directory of a file of another fr
     --labels FILE  of the first output; default: SRC's
     --input NAME:SHAPE[:TYPE]...  an input's shape, like images:-1x3x360x640:FP32, -1 for any size:
         PyTorch's files do not have it; of other sources, the sizes of random inputs; repeatable
-    --outputs NAMES  names of the outputs: of a GraphDef its nodes, of PyTorch's what they get
+    --outputs NAMES  names of the outputs: of TensorFlow's graphs their nodes, of Keras' and
+        PyTorch's what they get
     --signature NAME  of a SavedModel; default: serving_default
     --module FILE.py:CLASS  of a PyTorch checkpoint
+    --module-args VALUES  the arguments of that class, like 1,512,37, or a JSON array or object
     --module-path PLACE  where a pickled module's class lies
     --trust  SRC may run the code in it: a pickled module, Keras' Lambda layers
     --compare PATH...  recorded inputs to compare on, beside random ones; as --calibration has them
@@ -183,9 +185,10 @@ convert | cli.convert:convert | make a model's directory of a file of another fr
   labels, and placed by one rename once the result gives what the source gives.
 
   SRC is an ONNX file, a Keras model (.keras, .h5), a SavedModel's directory, a frozen GraphDef
-  (.pb, .graphdef), a TorchScript file, a program of torch.export (.pt2), a PyTorch module or
-  checkpoint, a Paddle model, or a model's directory of a repository, of which the latest version
-  is taken. DST is the directory of the new model, whose name the model gets.
+  (.pb, .graphdef), a checkpoint of TensorFlow 1 (.meta), a TorchScript file, a program of
+  torch.export (.pt2), a PyTorch module or checkpoint, a Paddle model, or a model's directory of a
+  repository, of which the latest version is taken. DST is the directory of the new model, whose
+  name the model gets.
   $ yolo.onnx models/yolo --labels names.txt
   $ net.pt models/net --input images:-1x3x360x640
   exit codes: 0 done, 1 the result differs from the source by more than is allowed, 2 usage, 69 a

@@ -55,6 +55,33 @@ model.export(sys.argv[1] + "/saved", verbose=False)
 doubled = layers.Lambda(lambda tensor: tensor * 2)(images)
 keras.Model(images, doubled).save(sys.argv[1] + "/lambda.keras")
 """
+# As Triton's own examples: names in upper case; and variables of TensorFlow 1.
+UPPER_CASE = """
+import sys, numpy as np, tensorflow as tf
+v1 = tf.compat.v1
+folder = sys.argv[1]
+spec = [tf.TensorSpec([None, 4], tf.float32, name=name) for name in ("INPUT0", "INPUT1")]
+module = tf.Module()
+module.weight = tf.Variable(np.arange(4, dtype=np.float32))
+@tf.function(input_signature=spec)
+def call(INPUT0, INPUT1):
+    return {"OUTPUT0": INPUT0 * module.weight + INPUT1, "OUTPUT1": INPUT0 - INPUT1}
+tf.saved_model.save(module, folder + "/two", {"serving_default": call})
+with v1.Session(graph=tf.Graph()) as session:
+    one, other = (v1.placeholder(tf.float32, [None, 4], name=name) for name in ("INPUT0", "b"))
+    weight = v1.get_variable(
+        "weight", initializer=np.arange(4, dtype=np.float32), use_resource=False
+    )
+    outputs = {
+        "OUTPUT0": tf.add(one * weight, other, name="scaled"),
+        "OUTPUT1": tf.subtract(one, other, name="OUTPUT0"),
+    }
+    session.run(v1.global_variables_initializer())
+    v1.saved_model.simple_save(
+        session, folder + "/one", {"INPUT0": one, "INPUT1": other}, outputs
+    )
+    v1.train.Saver().save(session, folder + "/trained")
+"""
 NET = """
 import torch
 class SmallNet(torch.nn.Module):
@@ -78,6 +105,24 @@ torch.save({"state_dict": net.state_dict(), "epoch": 3}, folder + "/weights.pth"
 shapes = ({0: torch.export.Dim.DYNAMIC},)
 program = torch.export.export(net, (torch.zeros(2, 3, 32, 48),), dynamic_shapes=shapes)
 torch.export.save(program, folder + "/net.pt2")
+"""
+WIDE_NET = """
+import torch
+class WideNet(torch.nn.Module):
+    def __init__(self, inputs, hidden, classes):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(inputs, hidden, 3, padding=1)
+        self.fc = torch.nn.Linear(hidden, classes)
+    def forward(self, image):
+        return self.fc(torch.relu(self.conv(image)).mean(dim=2).permute(0, 2, 1))
+"""
+PARALLEL_FILE = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from wide_net import WideNet
+torch.manual_seed(1)
+state = torch.nn.DataParallel(WideNet(1, 8, 37)).state_dict()
+torch.save(state, sys.argv[1] + "/parallel.pth")
 """
 PADDLE_FILES = """
 import sys, paddle
@@ -173,6 +218,43 @@ def test_keras_and_saved_models_become_onnx(source: str, tmp_path: Path, reposit
     assert f'name: "{"output_0" if source == "saved" else "lanes"}"' in text
 
 
+@pytest.mark.parametrize("to", ["onnx", "graphdef"])
+@pytest.mark.parametrize("source", ["one", "two"])
+def test_names_in_upper_case_and_variables_of_tensorflow_1_are_kept(
+    source: str, to: str, tmp_path: Path, repository: Path
+) -> None:
+    python = make(TENSORFLOW, UPPER_CASE, tmp_path)
+    # That the outputs are those of the source, by name, is a part of converting.
+    assert convert(tmp_path / source, repository / "net", "--to", to, "--python", python) == 0
+    text = (repository / "net" / "config.pbtxt").read_text()
+    for name in ("INPUT0", "INPUT1", "OUTPUT0", "OUTPUT1"):
+        assert f'name: "{name}" data_type: TYPE_FP32 dims: [ 4 ]' in text
+
+
+@pytest.mark.parametrize("to", ["onnx", "graphdef"])
+def test_a_checkpoint_of_tensorflow_1_is_converted(
+    to: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = make(TENSORFLOW, UPPER_CASE, tmp_path)
+    source, model = tmp_path / "trained.meta", repository / "net"
+    assert convert(source, model, "--to", to, "--python", python, "--outputs", "none") == 78
+    assert "has no node none; give others with --outputs" in capsys.readouterr().err
+    assert convert(source, model, "--to", to, "--python", python, "--outputs", "scaled") == 0
+    text = (model / "config.pbtxt").read_text()
+    for name in ("INPUT0", "b", "scaled"):
+        assert f'name: "{name}" data_type: TYPE_FP32 dims: [ 4 ]' in text
+
+
+def test_the_output_of_a_keras_graph_gets_a_name(tmp_path: Path, repository: Path) -> None:
+    python = make(TENSORFLOW, KERAS, tmp_path)
+    for name, flags in (("lanes", ()), ("predict_lanes", ("--outputs", "predict_lanes"))):
+        for to in ("graphdef", "onnx"):
+            model = repository / f"{name}_{to}"
+            source = tmp_path / "net.keras"
+            assert convert(source, model, "--to", to, "--python", python, *flags) == 0
+            assert f'output [ {{ name: "{name}"' in (model / "config.pbtxt").read_text()
+
+
 def test_code_in_a_keras_file_runs_only_where_it_is_trusted(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +298,25 @@ def test_every_file_of_pytorch_becomes_the_same_network(
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT-RTX is not here"
 )
+def test_a_checkpoint_gets_the_arguments_of_its_class_and_loses_a_prefix(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the text recognition of Triton's tutorial: a class with arguments, trained in parallel."""
+    (tmp_path / "wide_net.py").write_text(WIDE_NET)
+    python = make(TORCH, PARALLEL_FILE, tmp_path)
+    command = [tmp_path / "parallel.pth", repository / "net", "--python", python]
+    command += ["--module", f"{tmp_path}/wide_net.py:WideNet"]
+    command += ["--input", "INPUT__0:-1x1x32x100", "--outputs", "OUTPUT__0"]
+    assert convert(*command) == 78
+    assert "--module-args gives the class its arguments" in capsys.readouterr().err
+    assert convert(*command, "--module-args", "1,5,37") == 78
+    assert "fc.weight [37, 8] (the class has [37, 5])" in capsys.readouterr().err
+    assert convert(*command, "--module-args", '{"inputs": 1, "hidden": 8, "nothing": 3}') == 78
+    assert "nothing" in capsys.readouterr().err
+    assert convert(*command, "--module-args", "1,8,37") == 0
+    assert "begin with 'module.', which was taken off" in capsys.readouterr().out
+
+
 def test_torch_becomes_a_plan_of_a_real_builder(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

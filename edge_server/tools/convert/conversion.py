@@ -332,12 +332,12 @@ class Conversion:
         found["sampling"] = self._sampling()
         outputs = list(arguments.outputs or source.outputs)
         if self._format is SOURCES["keras"]:
-            found["trust"] = arguments.trust
+            found |= {"trust": arguments.trust, "outputs": outputs}
         elif self._format is SOURCES["savedmodel"]:
             found["signature"] = arguments.signature or source.parameters.get(
                 "TF_SIGNATURE_DEF", ""
             )
-        elif self._format is SOURCES["graphdef"]:
+        elif self._format in (SOURCES["graphdef"], SOURCES["tf1-checkpoint"]):
             found["outputs"] = outputs
         elif self._format.module == "torch_models":
             found |= {"inputs": arguments.input or source.inputs, "outputs": outputs}
@@ -345,6 +345,7 @@ class Conversion:
             found["module_path"] = arguments.module_path or ""
         if self._format is SOURCES["torch-weights"]:
             found["module"] = arguments.module or ""
+            found["module_args"] = arguments.module_args or ""
         return found
 
     def _sampling(self) -> dict[str, Any]:

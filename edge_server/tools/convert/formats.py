@@ -173,6 +173,12 @@ SOURCES: Mapping[str, SourceFormat] = MappingProxyType(
         "graphdef": SourceFormat(
             "a frozen TensorFlow GraphDef", TENSORFLOW, _TENSORFLOW, {"onnx": "graphdef_to_onnx"}
         ),
+        "tf1-checkpoint": SourceFormat(
+            "a checkpoint of TensorFlow 1",
+            TENSORFLOW,
+            _TENSORFLOW,
+            {"onnx": "checkpoint_to_onnx", "graphdef": "checkpoint_to_graphdef"},
+        ),
         "torchscript": SourceFormat(
             "a TorchScript file", TORCH, "torch_models", {"onnx": "script_to_onnx"}
         ),
@@ -220,6 +226,7 @@ _BY_SUFFIX = {
     ".hdf5": "keras",
     ".pb": "graphdef",
     ".graphdef": "graphdef",
+    ".meta": "tf1-checkpoint",
     ".pdmodel": "paddle",
     ".json": "paddle",
     **dict.fromkeys((".pt", ".pth", ".pt2", ".ts"), "torch"),
@@ -229,7 +236,7 @@ _NO_SOURCES = {
     ".engine": "a TensorRT plan belongs to one GPU; convert the file that it was built of",
     ".xml": "OpenVINO's files are not converted further; convert what they were made of",
     ".tflite": "TensorFlow Lite's files are not converted; convert the Keras model or SavedModel",
-    ".ckpt": "a checkpoint has weights only; export the model that it belongs to",
+    ".ckpt": "a checkpoint has weights only; give the .meta file beside it, or export its model",
 }
 _IN_A_VERSION = (
     "model.onnx",

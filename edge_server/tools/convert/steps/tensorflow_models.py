@@ -1,4 +1,5 @@
-"""TensorFlow: Keras files, SavedModels and frozen graphs, written as ONNX or as frozen graphs.
+"""TensorFlow: Keras files, SavedModels, frozen graphs and TensorFlow 1's checkpoints, written as
+ONNX or as frozen graphs.
 
 In ONNX files and in texts a graph's tensors have the names of their nodes, without `:0`, which is
 what Triton calls them by.
@@ -22,13 +23,27 @@ if TYPE_CHECKING:
     Progress = Callable[[str], None]
 
 _OPSET = "17"
-_NO_OUTPUTS = {"NoOp", "Assert", "Const", "Placeholder", "PlaceholderWithDefault"}
+_NO_OUTPUTS = ("NoOp", "Assert", "Assign", "Const", "Placeholder")
 
 
 def keras_to_onnx(
-    progress: Progress, *, source: str, target: str, sampling: Sampling, trust: bool
+    progress: Progress,
+    *,
+    source: str,
+    target: str,
+    sampling: Sampling,
+    trust: bool,
+    outputs: Sequence[str],
 ) -> dict[str, Any]:
     """Write the Keras model `source` (.keras, .h5) as ONNX, by way of a SavedModel.
+
+    Args:
+        progress: called with each step.
+        source: the file.
+        target: the ONNX file.
+        sampling: the inputs to run it on.
+        trust: run the code of its layers.
+        outputs: their names; if empty, those of the layers.
 
     Raises:
         StepError: it cannot be read, or has layers that run code and is not trusted.
@@ -37,7 +52,7 @@ def keras_to_onnx(
     saved = str(Path(sampling["folder"]) / "saved")
     progress("exporting a SavedModel")
     model.export(saved, verbose=False)
-    names = dict(zip(_exported_names(model), _output_names(model), strict=True))
+    names = dict(zip(_exported_names(model), _output_names(model, outputs), strict=True))
     done = saved_model_to_onnx(
         progress, source=saved, target=target, sampling=sampling, names=names
     )
@@ -45,15 +60,21 @@ def keras_to_onnx(
 
 
 def keras_to_graphdef(
-    progress: Progress, *, source: str, target: str, sampling: Sampling, trust: bool
+    progress: Progress,
+    *,
+    source: str,
+    target: str,
+    sampling: Sampling,
+    trust: bool,
+    outputs: Sequence[str],
 ) -> dict[str, Any]:
-    """Write the Keras model `source` as a frozen graph. Raises: see `keras_to_onnx`."""
+    """Write the Keras model `source` as a frozen graph. Args, Raises: see `keras_to_onnx`."""
     model = _keras(progress, source, trust=trust)
     specs = [
         tf.TensorSpec(tensor.shape, tensor.dtype, name=_node_name(tensor.name, f"input_{index}"))
         for index, tensor in enumerate(model.inputs)
     ]
-    names = _output_names(model)
+    names = _output_names(model, outputs)
 
     def call(*tensors: Any) -> list[Any]:
         made = model(list(tensors) if len(tensors) > 1 else tensors[0], training=False)
@@ -62,7 +83,9 @@ def keras_to_graphdef(
 
     # The model must outlive the function, which holds its variables weakly.
     function = tf.function(call).get_concrete_function(*specs)
-    return _freeze(progress, function, names, target, sampling)
+    return _freeze(
+        progress, function, [each.name for each in specs], names, target=target, sampling=sampling
+    )
 
 
 def saved_model_to_onnx(
@@ -100,6 +123,8 @@ def saved_model_to_onnx(
 
     run_samples(sampling, "source", run)
     command = ["--saved-model", "{source}", "--signature_def", name]
+    # tf2onnx would write them in lower case; it has the inputs of a signature in this order, too.
+    command += ["--rename-inputs", ",".join(each["name"] for each in inputs)]
     if names:
         # tf2onnx has the outputs of a signature in this order.
         command += ["--rename-outputs", ",".join(names[each] for each in sorted(names))]
@@ -117,6 +142,8 @@ def saved_model_to_graphdef(
     progress("loading the SavedModel")
     _, function, loaded = _signature(source, signature)
     inputs, outputs = _signature_interface(function)
+    if hasattr(loaded, "prune"):  # it is TensorFlow 1's, whose variables no function holds
+        return _saved_by_tensorflow_1(progress, source, signature, target, sampling)
     specs = [
         tf.TensorSpec(
             function.structured_input_signature[1][each["name"]].shape,
@@ -133,7 +160,8 @@ def saved_model_to_graphdef(
         return [tf.identity(made[each], name=each) for each in names]
 
     concrete = tf.function(call).get_concrete_function(*specs)
-    done = _freeze(progress, concrete, names, target, sampling)
+    wanted = [each["name"] for each in inputs]
+    done = _freeze(progress, concrete, wanted, names, target=target, sampling=sampling)
     del loaded
     return done
 
@@ -168,6 +196,133 @@ def graphdef_to_onnx(
     )
 
 
+def _saved_by_tensorflow_1(
+    progress: Progress, source: str, signature: str, target: str, sampling: Sampling
+) -> dict[str, Any]:
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], source)
+        chosen = loaded.signature_def[signature or "serving_default"]
+        inputs = {each.name: name for name, each in sorted(chosen.inputs.items())}
+        outputs = {each.name: name for name, each in sorted(chosen.outputs.items())}
+        return _freeze_session(progress, session, inputs, outputs, target=target, sampling=sampling)
+
+
+def checkpoint_to_graphdef(
+    progress: Progress, *, source: str, target: str, sampling: Sampling, outputs: Sequence[str]
+) -> dict[str, Any]:
+    """Write TensorFlow 1's checkpoint `source` (.meta, its data beside it) as a frozen graph.
+
+    Args:
+        progress: called with each step.
+        source: the .meta file.
+        target: the frozen graph.
+        sampling: the inputs to run it on.
+        outputs: names of nodes; if empty, those that no other node reads.
+
+    Raises:
+        StepError: it cannot be restored, or has no such node.
+    """
+    progress("restoring the checkpoint")
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        try:
+            saver = tf.compat.v1.train.import_meta_graph(source, clear_devices=True)
+            saver.restore(session, source.removesuffix(".meta"))
+        except Exception as error:  # noqa: BLE001 - TensorFlow's share no base class
+            first = str(error).strip().splitlines()[0]
+            raise StepError(f"{source}: TensorFlow cannot restore it: {first}") from None
+        nodes = session.graph.as_graph_def().node
+        names = _outputs(source, nodes, outputs)
+        graph = tf.compat.v1.graph_util.extract_sub_graph(session.graph.as_graph_def(), names)
+        inputs = [node.name for node in graph.node if node.op == "Placeholder"]
+        return _freeze_session(
+            progress,
+            session,
+            {f"{name}:0": name for name in inputs},
+            {f"{name}:0": name for name in names},
+            target=target,
+            sampling=sampling,
+        )
+
+
+def checkpoint_to_onnx(
+    progress: Progress, *, source: str, target: str, sampling: Sampling, outputs: Sequence[str]
+) -> dict[str, Any]:
+    """Write TensorFlow 1's checkpoint `source` as ONNX, by way of a frozen graph. Args, Raises: see
+    `checkpoint_to_graphdef`."""
+    frozen = str(Path(sampling["folder"]) / "frozen.graphdef")
+    made = checkpoint_to_graphdef(
+        progress, source=source, target=frozen, sampling=sampling, outputs=outputs
+    )
+    names = [each["name"] for each in made["outputs"]]
+    done = graphdef_to_onnx(
+        progress, source=frozen, target=target, sampling=sampling, outputs=names
+    )
+    return {key: done[key] for key in ("inputs", "outputs")}
+
+
+def _freeze_session(
+    progress: Progress,
+    session: Any,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    *,
+    target: str,
+    sampling: Sampling,
+) -> dict[str, Any]:
+    """Write the graph of a session as a frozen graph.
+
+    Args:
+        progress: called with each step.
+        session: its variables have their values.
+        inputs, outputs: tensor of the graph → its name in the frozen graph.
+        target: the frozen graph.
+        sampling: the inputs to run it on.
+    """
+    graph = session.graph
+    infos = [
+        [_info(name, graph.get_tensor_by_name(tensor)) for tensor, name in tensors.items()]
+        for tensors in (inputs, outputs)
+    ]
+    write_inputs(infos[0], sampling)
+    progress("running the source")
+
+    def run(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        fed = {tensor: _fed(arrays[name]) for tensor, name in inputs.items()}
+        return dict(zip(outputs.values(), session.run(list(outputs), fed), strict=True))
+
+    run_samples(sampling, "source", run)
+    progress("freezing the graph")
+    names = {tensor.partition(":")[0]: name for tensor, name in inputs.items()}
+    with graph.as_default():
+        ends = {
+            tf.identity(graph.get_tensor_by_name(tensor)).op.name: name
+            for tensor, name in outputs.items()
+        }
+    frozen = tf.compat.v1.graph_util.convert_variables_to_constants(
+        session, graph.as_graph_def(), list(ends)
+    )
+    Path(target).write_bytes(_with_names(frozen, names | ends).SerializeToString())
+    return {"inputs": infos[0], "outputs": infos[1]}
+
+
+def _with_names(graph: Any, names: Mapping[str, str]) -> Any:
+    """Return the graph with other names of nodes; a node whose name is taken away gets another."""
+    taken = {
+        node.name: f"{node.name}_inner"
+        for node in graph.node
+        if node.name in names.values() and node.name not in names
+    }
+    names = {**names, **taken}
+    for node in graph.node:
+        node.name = names.get(node.name, node.name)
+        node.attr.pop("_class", None)  # nodes that should be beside it, by their former names
+        for index, given in enumerate(node.input):
+            name, colon, number = given.removeprefix("^").partition(":")
+            mark = "^" if given.startswith("^") else ""
+            node.input[index] = f"{mark}{names.get(name, name)}{colon}{number}"
+    return graph
+
+
 def run_graphdef(progress: Progress, *, path: str, sampling: Sampling) -> dict[str, Any]:
     """Run the frozen graph at `path` on the samples; return its interface."""
     progress("running the result in TensorFlow")
@@ -200,8 +355,14 @@ def _exported_names(model: Any) -> list[str]:
     return [f"output_{index}" for index in range(count)]
 
 
-def _output_names(model: Any) -> list[str]:
+def _output_names(model: Any, wanted: Sequence[str]) -> list[str]:
     tensors = tf.nest.flatten(model.outputs)
+    if wanted:
+        if len(wanted) != len(tensors):
+            raise StepError(
+                f"the model has {len(tensors)} outputs, and --outputs names {len(wanted)}"
+            )
+        return list(wanted)
     names = list(getattr(model, "output_names", None) or ())
     if len(names) != len(tensors) or len(set(names)) != len(names):
         names = [f"output_{index}" for index in range(len(tensors))]
@@ -238,13 +399,21 @@ def _call_signature(function: Any, arrays: Mapping[str, NDArray[Any]]) -> dict[s
 
 
 def _freeze(
-    progress: Progress, function: Any, names: Sequence[str], target: str, sampling: Sampling
+    progress: Progress,
+    function: Any,
+    wanted: Sequence[str],
+    names: Sequence[str],
+    *,
+    target: str,
+    sampling: Sampling,
 ) -> dict[str, Any]:
+    """Write a function as a frozen graph, whose inputs are `wanted` and whose outputs `names`."""
     from tensorflow.python.framework.convert_to_constants import (  # noqa: PLC0415 - other steps do without it
         convert_variables_to_constants_v2,
     )
 
-    inputs = [_info(t.name.partition(":")[0], t) for t in function.inputs if t.dtype != tf.resource]
+    given = [each for each in function.inputs if each.dtype != tf.resource]
+    inputs = [_info(name, each) for name, each in zip(wanted, given, strict=True)]
     outputs = [_info(name, t) for name, t in zip(names, function.outputs, strict=True)]
     write_inputs(inputs, sampling)
     progress("running the source")
@@ -255,8 +424,10 @@ def _freeze(
 
     run_samples(sampling, "source", run)
     progress("freezing the graph")
-    frozen = convert_variables_to_constants_v2(function)
-    Path(target).write_bytes(frozen.graph.as_graph_def().SerializeToString())
+    # A function writes the names of its inputs in lower case.
+    nodes = dict(zip((each.op.name for each in given), wanted, strict=True))
+    frozen = convert_variables_to_constants_v2(function).graph.as_graph_def()
+    Path(target).write_bytes(_with_names(frozen, nodes).SerializeToString())
     return {"inputs": inputs, "outputs": outputs}
 
 
@@ -271,17 +442,29 @@ def _graph(path: str, names: Sequence[str]) -> tuple[Any, list[TensorInfo], list
     except Exception as error:  # noqa: BLE001 - protobuf's and TensorFlow's share no base class
         first = str(error).strip().splitlines()[0]
         raise StepError(f"{path}: is no frozen graph: {first}") from None
-    read = {name.lstrip("^").partition(":")[0] for node in definition.node for name in node.input}
     inputs = [node.name for node in definition.node if node.op == "Placeholder"]
+    outputs = _outputs(path, definition.node, names)
+    return graph, _infos(graph, inputs), _infos(graph, outputs)
+
+
+def _outputs(path: str, nodes: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Return the outputs: `names`, or what no node reads, of a graph that may be saved in training.
+
+    Raises:
+        StepError: there is no such node.
+    """
+    read = {name.lstrip("^").partition(":")[0] for node in nodes for name in node.input}
     outputs = list(names) or [
         node.name
-        for node in definition.node
-        if node.name not in read and node.op not in _NO_OUTPUTS
+        for node in nodes
+        if node.name not in read
+        and not node.op.startswith(_NO_OUTPUTS)
+        and not node.name.startswith("save/")
     ]
-    present = {node.name for node in definition.node}
+    present = {node.name for node in nodes}
     if missing := [name for name in outputs if name not in present]:
         raise StepError(f"{path}: has no node {', '.join(missing)}; give others with --outputs")
-    return graph, _infos(graph, inputs), _infos(graph, outputs)
+    return outputs
 
 
 def _infos(graph: Any, names: Iterable[str]) -> list[TensorInfo]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import pickle
 import sys
 import warnings
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _OPSET = 18
 # Where training scripts put the weights in a checkpoint, beside its other facts.
 _STATE_KEYS = ("state_dict", "model_state_dict", "model")
+# That a text names.
+_MOST_KEYS = 5
 _DATATYPES = {
     "FP16": "float16",
     "FP32": "float32",
@@ -103,11 +106,22 @@ def module_to_onnx(progress: Progress, *, module_path: str, **arguments: Any) ->
     return _module(export, module)
 
 
-def weights_to_onnx(progress: Progress, *, module: str, **arguments: Any) -> dict[str, Any]:
+def weights_to_onnx(
+    progress: Progress, *, module: str, module_args: str, **arguments: Any
+) -> dict[str, Any]:
     """Write a checkpoint of the class `module`, FILE.py:CLASS, as ONNX.
 
     The checkpoint is read without running code from it: the state alone, or a dictionary that has
-    it as `state_dict`, `model_state_dict` or `model`. Args, Raises: see `script_to_onnx`.
+    it as `state_dict`, `model_state_dict` or `model`. A prefix that all its keys have, and none of
+    the class's (`module.` of DataParallel), is taken off.
+
+    Args:
+        progress: called with each step.
+        module: where the class is.
+        module_args: of the class: values with commas, a JSON array, or a JSON object by name.
+        arguments: see `Export`.
+
+    Raises: see `script_to_onnx`.
     """
     export = Export(progress, **arguments)
     source = export.source
@@ -127,12 +141,66 @@ def weights_to_onnx(progress: Progress, *, module: str, **arguments: Any) -> dic
         raise StepError(f"{source}: is no checkpoint of weights alone: {_first(error)}") from None
     key = next((k for k in _STATE_KEYS if isinstance(state.get(k), dict)), "")
     state = state[key] if key else state
-    made = getattr(loaded, name)()
+    positional, named = _values(module_args)
     try:
-        made.load_state_dict(state)
-    except RuntimeError as error:
-        raise StepError(f"{source}: its weights are not those of {name}: {_first(error)}") from None
-    return _module(export, made)
+        made = getattr(loaded, name)(*positional, **named)
+    except TypeError as error:
+        raise StepError(
+            f"--module {module}: {_first(error)}; --module-args gives the class its arguments"
+        ) from None
+    wanted = made.state_dict()
+    state, prefix = _without_prefix(state, wanted)
+    if misfits := _misfits(state, wanted):
+        raise StepError(f"{source}: its weights are not those of {name}: {misfits}")
+    made.load_state_dict(state)
+    done = _module(export, made)
+    if prefix:
+        done["note"] = f"the keys of the checkpoint begin with '{prefix}', which was taken off"
+    return done
+
+
+def _values(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments in `text`, by place and by name."""
+    try:
+        given = json.loads(text if text.lstrip().startswith(("[", "{")) else f"[{text}]")
+    except ValueError as error:
+        raise StepError(
+            f"--module-args {text}: {error}; give values with commas, like 1,512,37, or JSON"
+        ) from None
+    return ([], given) if isinstance(given, dict) else (given, {})
+
+
+def _without_prefix(
+    state: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], str]:
+    """Return the state without a prefix that is not the class's own, and that prefix."""
+    prefix = f"{next(iter(state), '').partition('.')[0]}."
+    if any(key.startswith(prefix) for key in wanted):
+        return state, ""
+    if not all(key.startswith(prefix) for key in state):
+        return state, ""
+    return {key.removeprefix(prefix): value for key, value in state.items()}, prefix
+
+
+def _misfits(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return how the keys and shapes differ; "" where they do not."""
+    shared = state.keys() & wanted.keys()
+    shapes = {key: (list(state[key].shape), list(wanted[key].shape)) for key in sorted(shared)}
+    found = {
+        "it lacks": [key for key in wanted if key not in state],
+        "too many are": [key for key in state if key not in wanted],
+        "of another shape are": [
+            f"{key} {has} (the class has {wants})"
+            for key, (has, wants) in shapes.items()
+            if has != wants
+        ],
+    }
+    return "; ".join(
+        f"{text} {', '.join(keys[:_MOST_KEYS])}"
+        + (f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else "")
+        for text, keys in found.items()
+        if keys
+    )
 
 
 def program_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
