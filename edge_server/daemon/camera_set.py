@@ -136,14 +136,21 @@ class Argus:
             return
         since_s = self._since_restart_s()
         if since_s > _ARGUS_RESTARTED_S:
-            if self._request is not None:
-                log.error("argus: no CSI camera opens: systemd is asked to restart nvargus-daemon")
-                self._request.touch()
+            self._ask()
             for each in cameras:
                 each.failed_openings = 0
         elif since_s > _ARGUS_STARTS_S:
             for each in failing:
                 each.need_reboot()
+
+    def _ask(self) -> None:
+        if self._request is None or self._request.exists():
+            return
+        log.error("argus: no CSI camera opens: systemd is asked to restart nvargus-daemon")
+        try:
+            self._request.touch()
+        except OSError as error:
+            log.warning("argus: %s cannot be written: %s", self._request, error.strerror)
 
     def _since_restart_s(self) -> float:
         with suppress(OSError, ValueError, IndexError):
