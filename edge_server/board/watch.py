@@ -223,6 +223,9 @@ class BoardWatch:
     Args:
         parts: returns which parts of the daemon do not work, and why: reasons as those of
             `DeviceReport`.
+
+    Attributes:
+        latest: `report` at the last `check` or sample, for every frame.
     """
 
     def __init__(
@@ -234,6 +237,7 @@ class BoardWatch:
         now_s: Callable[[], float] = time.monotonic,
         parts: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        self.latest = DeviceReport()
         self._root = root
         self._clock = ClockWatch(root) if clock is None else clock
         self._read = read
@@ -248,6 +252,7 @@ class BoardWatch:
     def start(self) -> None:
         """Look at the clock at once, so that the first messages have its state; then sample."""
         self._clock.look()
+        self.latest = self.report
         self._worker.start()
 
     def stop(self) -> None:
@@ -256,7 +261,7 @@ class BoardWatch:
 
     @property
     def report(self) -> DeviceReport:
-        """The state of the board; cheap enough for every frame."""
+        """The state of the board now."""
         sample, clock = self._sample, self._clock
         age_s = None if sample is None else self._now_s() - sample.at_s
         if age_s is None or age_s > STALE_S:
@@ -280,6 +285,7 @@ class BoardWatch:
                 "throttling are not known"
             )
         self._hangs = hangs
+        self.latest = self.report
 
     def _tick(self, now: float) -> None:
         self.sample()
@@ -298,6 +304,7 @@ class BoardWatch:
             log.info("board: %s: no longer", word)
         reasons = tuple(f"{word}: {self._seen[word][1]}" for word in REASONS if word in self._seen)
         self._sample = _Sample(now_s, facts, reasons)
+        self.latest = self.report
 
     def _found(self, facts: BoardFacts) -> Iterator[tuple[str, str]]:
         heat = facts.heat

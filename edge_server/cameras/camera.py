@@ -196,6 +196,7 @@ class Camera:
             were not whole, or came too late.
         reconnects: number of times that frames resumed after the source was opened again.
         faults: number of times that each reason of `status` began.
+        newest: the frame that waits for `next_frame`; None while none does.
         useful: the smallest size that is of use to the camera's model, which sets it.
 
     Args:
@@ -239,7 +240,7 @@ class Camera:
         self._wake = threading.Event()
         # Held by whoever writes what follows, and the status.
         self._changed = threading.Condition()
-        self._newest: Frame | None = None
+        self.newest: Frame | None = None
         self._closed = False
         self._source: FrameSource | None = None  # opened by `open`, for the first reader
         self._reader: Reader | None = None
@@ -299,16 +300,20 @@ class Camera:
         """Return the newest frame, each at most once; wait up to `timeout_s` for a newer one. None
         where none came, and at once when the camera has ended or stopped."""
         with self._changed:
-            self.wait_for_frame(timeout_s)
-            frame, self._newest = self._newest, None
+            if timeout_s > 0:
+                self.wait_for_frame(timeout_s)
+            frame, self.newest = self.newest, None
             return frame
 
     def wait_for_frame(self, timeout_s: float) -> bool:
         """Return whether a frame waits for `next_frame`; wait up to `timeout_s` for one."""
         with self._changed:
-            if timeout_s > 0 and self._newest is None:
-                self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
-            return self._newest is not None
+            until = time.monotonic() + timeout_s
+            while self.newest is None and not self._closed:
+                if (left_s := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left_s)
+            return self.newest is not None
 
     @property
     def state(self) -> CameraState:
@@ -342,7 +347,7 @@ class Camera:
     @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
-        return self.state is CameraState.ENDED and self._newest is None
+        return self.state is CameraState.ENDED and self.newest is None
 
     def last_frame_age_s(self, now: float) -> float | None:
         """Return the seconds from the last capture to `now`; None before the first frame."""
@@ -402,8 +407,8 @@ class Camera:
             self.reconnects += self._resuming
             self._resuming = False
             self._last_mono_ns = frame.capture_mono_ns
-            self.dropped += self._newest is not None
-            self._newest = frame
+            self.dropped += self.newest is not None
+            self.newest = frame
             self._changed.notify_all()
 
     def _on_source_end(self, reader: Reader, error: Exception | None) -> None:

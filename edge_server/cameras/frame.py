@@ -96,7 +96,6 @@ class Frame:
     capture_epoch_ns: int
     clock: CaptureClock = "arrival"
     uncertainty_ns: int = 0
-    calibration_id: str = ""
     picture_size: tuple[int, int] | None = None
     jpeg: bytes | None = None
     arrived_mono_ns: int = 0

@@ -220,8 +220,6 @@ def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) ->
     """
     # A NaN coordinate stays: the payload reports such a lane and leaves it out.
     present = ~(points[..., 0] < 0)
-    return tuple(
-        Lane(rows[mask], float(score))
-        for rows, mask, score in zip(points, present, scores, strict=True)
-        if mask.sum() > 1
-    )
+    counts = present.sum(axis=1).tolist()
+    of_lanes = zip(points, present, scores.tolist(), counts, strict=True)
+    return tuple([Lane(rows[mask], score) for rows, mask, score, count in of_lanes if count > 1])

@@ -55,6 +55,10 @@ class OneCamera:
     def wait_for_frame(self, timeout_s: float) -> bool:
         return bool(self._frames)
 
+    @property
+    def newest(self) -> Frame | None:
+        return self._frames[0] if self._frames else None
+
     def next_frame(self, timeout_s: float) -> Frame | None:
         return self._frames.pop(0) if self._frames else None
 
