@@ -68,7 +68,8 @@ class Publisher:
         self._topics = Topics(identity.device)
         self._feed = Feed(identity, self._topics, keepalive_s, now_ns, vehicle=vehicle)
         if events is not None:
-            self._feed.events = EventFeed(events)
+            self._feed.events = feed = EventFeed(events)
+            events.when_visible(feed.look)
             events.when_visible(self._ring)
         self._outbox = self._feed.outbox
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))

@@ -90,7 +90,6 @@ def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
     assert (lane_frame.width, lane_frame.height) == (16, 9)
     assert (lane_frame.model_name, lane_frame.model_version) == ("lane_detection", "4")
     assert lane_frame.latency_us.queue >= 0
-    assert lane_frame.age_ns(captured.capture_mono_ns + 5) == 5
 
 
 def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:
