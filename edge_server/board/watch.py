@@ -160,7 +160,7 @@ class ClockWatch:
         synchronized = _timesyncd(self._root) if kernel is None else kernel
         clock = WallClock(wall_ns / 1e9, self._built_s, synchronized)
         self.state = clock.state
-        is_believed = not self.reasons
+        is_believed = self.state not in self._unbelieved
         if is_believed != self._was_believed:
             self._was_believed = is_believed
             shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(clock.now_s))
@@ -278,14 +278,14 @@ class BoardWatch:
         """Look at the clock, and log where a read of the board hangs; for the main loop, which
         reads none of its sensors itself."""
         self._clock.look()
-        hangs = self._sample is not None and self.report.facts is None
+        self.latest = self.report
+        hangs = self._sample is not None and self.latest.facts is None
         if hangs and not self._hangs:
             log.warning(
                 "board: a file of its sensors cannot be read; temperatures, power and "
                 "throttling are not known"
             )
         self._hangs = hangs
-        self.latest = self.report
 
     def _tick(self, now: float) -> None:
         self.sample()

@@ -22,8 +22,7 @@ from edge_server.process.worker import AwakeTime, Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from edge_server.cameras.frame import Frame, FrameSource
-    from edge_server.cameras.live_source import StallWatch
+    from edge_server.cameras.frame import Frame, FrameSource, StallWatch
     from edge_server.cameras.reopening import ReturnWatch
     from edge_server.pixels import PixelFormat
 
@@ -400,8 +399,26 @@ class Camera:
             # Frame ids continue across a reopen.
             frame = replace(frame, id=self.captured, arrived_mono_ns=time.monotonic_ns())
             self.captured += 1
-            left = reader is not self._reader or reader.leaving or self._closed
-            if left or not self._inspect(reader, frame):
+            if reader is not self._reader or reader.leaving or self._closed:
+                self.dropped += 1
+                return
+            now = self._clock()
+            use, fault, reopen, note = self._inspection.inspect(frame, now, reader.corrupt)
+            if note:
+                self.faults["changed"] += 1
+                log.warning("camera %s: %s", self.name, note)
+            if reopen is not None:
+                reader.leave()
+                self._lose(reopen, now)
+            elif fault is not None and (use or self.status.arriving):
+                frozen = fault.reason == "frozen"
+                self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
+            elif use:
+                form = frame.image.pixel_format, frame.size
+                if self.status.state is not CameraState.LIVE or form != self._form:
+                    self._form = form
+                    self._set(CameraState.LIVE, "", spelt(*form))
+            if not use:
                 self.dropped += 1
                 return
             self.reconnects += self._resuming
@@ -427,26 +444,6 @@ class Camera:
         self._wake.set()
 
     # The callers of the next ones hold the lock.
-
-    def _inspect(self, reader: Reader, frame: Frame) -> bool:
-        """Set the state that `frame` shows; return whether the frame is used."""
-        now = self._clock()
-        use, fault, reopen, note = self._inspection.inspect(frame, now, reader.corrupt)
-        if note:
-            self.faults["changed"] += 1
-            log.warning("camera %s: %s", self.name, note)
-        if reopen is not None:
-            reader.leave()
-            self._lose(reopen, now)
-        elif fault is not None and (use or self.status.arriving):
-            frozen = fault.reason == "frozen"
-            self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
-        elif use:
-            form = frame.image.pixel_format, frame.size
-            if self.status.state is not CameraState.LIVE or form != self._form:
-                self._form = form
-                self._set(CameraState.LIVE, "", spelt(*form))
-        return use
 
     def _new_watch(self) -> ReturnWatch | None:
         try:

@@ -310,7 +310,7 @@ class StatusReport:
         """Publish all states that changed, and notify systemd of `event` (`READY=1`), and of the
         status line where it differs from the last one; return that line."""
         self._board.check()
-        device = self._board.report
+        device = self._board.latest
         with self._going_on("cameras"):
             self._report_cameras(tuple(self._pipelines), device)
         with self._going_on("models"):

@@ -101,7 +101,8 @@ class LaneTensors:
             "color_matrix": image.colour.matrix.value,
             "color_range": image.colour.range.value,
         }
-        return Tensor.of(pixels[np.newaxis] if self.batched else pixels), parameters
+        pixels = np.ascontiguousarray(pixels)
+        return Tensor(pixels[np.newaxis] if self.batched else pixels), parameters
 
 
 def _converted(image: Image, pixel_format: PixelFormat) -> Image:
