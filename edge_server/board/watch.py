@@ -181,7 +181,8 @@ THROTTLED = "throttled"
 OVER_CURRENT = "over_current"
 UNDERVOLTAGE = "undervoltage"
 REASONS = (THROTTLED, OVER_CURRENT, UNDERVOLTAGE)
-# Of parts of the daemon; lanes go on without them.
+# Of parts of the daemon; without the last two lanes go on.
+NO_GPU = "no_gpu"
 NOT_RECORDED = "not_recorded"
 HTTP_CLOSED = "http_closed"
 
@@ -192,8 +193,8 @@ class DeviceReport:
     wrong: the readings do not count.
 
     Attributes:
-        reasons: each a word of `REASONS`, `not_recorded`, `http_closed` or `clock_unsynchronized`,
-            a colon, and what else a person wants to know.
+        reasons: each a word of `REASONS`, `no_gpu`, `not_recorded`, `http_closed` or
+            `clock_unsynchronized`, a colon, and what else a person wants to know.
         clock_steps: how often the wall clock was set since the daemon started.
         facts: of the last sample; None where there is none of the last seconds.
         age_s: how long ago the last sample was taken.

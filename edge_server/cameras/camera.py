@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from edge_server.process.worker import AwakeTime, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from edge_server.cameras.frame import Frame, FrameSource, StallWatch
     from edge_server.cameras.reopening import ReturnWatch
@@ -180,6 +182,12 @@ LONGEST_WAIT_S = 0.25
 # Each keeps a thread, its source, and a picture that is being decoded.
 MOST_ABANDONED = 2
 
+# Reason, and text.
+_STARTING = "starting", "no frame yet"
+# The library that reads the source is not loaded yet, for which no limit holds: it is no fault of
+# the camera, and a new process would load it from the beginning.
+_LOADING = "loading_gstreamer"
+
 
 class Camera:
     """Captures one source and delivers only its newest frame, each at most once.
@@ -230,7 +238,7 @@ class Camera:
         self._options = replace(options, useful=self.useful)
         self._kinds = kinds
         self._clock = clock
-        self.status = self._status_now(CameraState.STARTING, "starting", "no frame yet")
+        self.status = self._status_now(CameraState.STARTING, *_STARTING)
         self._new_reader = reader
         self._reopening = Reopening(retry_first_s, retry_longest_s, self._new_watch)
         self._is_live = True
@@ -251,11 +259,20 @@ class Camera:
         self._last_mono_ns: int | None = None
         self._form: tuple[PixelFormat, tuple[int, int]] | None = None  # of live frames
 
+    def load_library(self) -> Future[object] | None:
+        """Start to load the library that reads the source, see `SourceKind.library`. Return the
+        load while the source waits for it; where it failed, opening the source says why."""
+        try:
+            loading = find_kind(self.source_uri, self._kinds)[1].library(self._options)
+        except SourceUriError:  # the reader says so
+            return None
+        return None if loading is None or loading.done() else loading
+
     def open(self, wait_s: float = 2.0) -> None:
         """Open the source now, so that a bad source raises before `start`.
 
-        A live camera may be absent now: its reader gets `wait_s` for the first frame or to find a
-        mistake in the URI, and continues later. A further call opens nothing.
+        A live camera may be absent now: its library and its reader get `wait_s` for the first frame
+        or to find a mistake in the URI, and continue later. A further call opens nothing.
 
         Raises:
             SourceError: a recording cannot be opened.
@@ -268,10 +285,14 @@ class Camera:
             self._inspection = FrameInspection(live=False, gap_s=RECORDED.gap)
             self._source = self._open_source()
             return
+        until = time.monotonic() + wait_s
+        if (library := self.load_library()) is not None:
+            wait([library], wait_s)
         with self._changed:
             if self._reader is None and self.state is CameraState.STARTING:
-                self._start_reader(self._clock())
-            self._changed.wait_for(lambda: self.state is not CameraState.STARTING, wait_s)
+                self.supervise(self._clock())
+            left_s = max(0.0, until - time.monotonic())
+            self._changed.wait_for(lambda: self.state is not CameraState.STARTING, left_s)
         if self._uri_error is not None:
             raise self._uri_error
 
@@ -370,6 +391,11 @@ class Camera:
                     return LONGEST_WAIT_S
                 if not self._reopening.is_due(now):
                     return self._reopening.wait_s(now)
+                if self.load_library() is not None:
+                    self._set(CameraState.STARTING, _LOADING, "loading GStreamer")
+                    return LONGEST_WAIT_S
+                if self.status.reason == _LOADING:
+                    self._set(CameraState.STARTING, *_STARTING)
                 self._start_reader(now)
                 return LONGEST_WAIT_S
             call = reader.call

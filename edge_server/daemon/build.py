@@ -13,6 +13,8 @@ from edge_server.api.http.page.state import PictureWriter
 from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi
 from edge_server.api.http.sources import LaneLatency
 from edge_server.api.shared_memory import SharedMemory
+from edge_server.board.board import is_jetson
+from edge_server.board.device_nodes import gpu_files
 from edge_server.board.watch import BoardWatch, ClockWatch
 from edge_server.daemon.camera_set import CameraSet
 from edge_server.daemon.parts import (
@@ -71,7 +73,7 @@ class Inference:
 
 def build_inference(settings: Settings, identity: Identity) -> Inference:
     repository, trace = settings.repository, settings.trace
-    registry, devices = ModelRegistry(), Devices()
+    registry, devices = ModelRegistry(), Devices(gpu_files if is_jetson() else None)
     scheduling = chosen_scheduling(settings.serving, settings.metrics)
     camera_models: set[str] = set()
     make_control = following_control if repository.mode == "poll" else chosen_control

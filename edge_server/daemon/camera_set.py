@@ -144,7 +144,8 @@ class CameraSet:
     def open_recordings(self) -> None:
         """Report a camera's mistake before the models load, which may take minutes.
 
-        A live camera stays closed: an open one would fill its buffers meanwhile.
+        A live camera stays closed: an open one would fill its buffers meanwhile. Its library begins
+        to load.
 
         Raises:
             SourceError: a recording cannot be opened.
@@ -350,7 +351,7 @@ class CameraSet:
         return _Entry(section, options, calibration, pipeline)
 
     def _open(self, camera: Camera, *, wait_s: float | None = None) -> None:
-        """Open a camera's source; only the URI is checked of a live one without `wait_s`.
+        """Open a camera's source; without `wait_s`, of a live one only the URI is checked.
 
         Raises:
             SourceError: the error with the camera's name.
@@ -358,7 +359,9 @@ class CameraSet:
         try:
             if wait_s is not None:
                 camera.open(wait_s)
-            elif not is_live(camera.source_uri, self._kinds):
+            elif is_live(camera.source_uri, self._kinds):
+                camera.load_library()
+            else:
                 camera.open()
         except SourceError as error:
             raise type(error)(f"camera {camera.name}: {error}") from error
