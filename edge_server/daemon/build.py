@@ -179,7 +179,8 @@ def build_lanes(
     vehicle, events = VehicleInputs(), event_log(settings)
     publisher = Publisher(settings.mqtt, identity, events=events, vehicle=vehicle)
     feed, pictures = LaneFeed(identity), PictureFeed(PictureWriter(identity))
-    latency, rate = LaneLatency(), LaneRate()
+    latency = LaneLatency()
+    rate = LaneRate(latency.frames)
     clock = ClockWatch(required=settings.device.clock == "synchronized")
     board = BoardWatch(clock=clock, parts=faults)
 
@@ -197,17 +198,16 @@ def build_lanes(
         inference.data_plane,
         (
             *listeners,
-            lambda lane_frame, _: publisher.publish_lanes(lane_frame),
+            publisher.publish_lanes,
             feed,
             pictures,
             latency,
-            rate,
             *(() if recorder is None else (recorder,)),
         ),
         inference.camera_models,
         forget_camera,
-        board=lambda: board.report,
-        tracer=inference.tracer,
+        board=board,
+        tracer=None if inference.spans is None else inference.tracer,
         road=lambda calibration: road_follower(settings, calibration, vehicle, events),
     )
     return Lanes(
