@@ -365,6 +365,8 @@ class RaggedInstance(TensorInstance):
     its source input says, of other outputs its rows.
     """
 
+    joins_one = True
+
     def __init__(self, run: Run, config: ModelConfig, ragged: RaggedBatching) -> None:
         super().__init__(run)
         self._batches = config.max_batch_size > 0
@@ -462,7 +464,7 @@ def _for_runtime(name: str, array: NDArray[Any]) -> NDArray[Any]:
 def _from_runtime(value: Any) -> Tensor:
     value = np.atleast_1d(value)
     if value.dtype != np.object_:
-        return Tensor.of(value)
+        return Tensor(value)  # C-contiguous, as the runtime makes all
     return Tensor(np.array([text.encode() for text in value.flat], np.object_).reshape(value.shape))
 
 

@@ -15,7 +15,6 @@ from edge_server.errors import (
     ModelConfigError,
     Unavailable,
 )
-from edge_server.inference.execution import Job
 from edge_server.inference.line import Waiter
 from edge_server.inference.registry import Submits
 from edge_server.process.threads import side_by_side
@@ -327,21 +326,29 @@ class DirectScheduler(Submits):
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._executor.config.decoupled:
             return super().infer(request, snapshot)
-        job = Job(self._executor, request, snapshot)
+        job = self._executor.job(request, snapshot)
+        pool = self._pool
         try:
-            instance = self._take(job)
+            if request.deadline is not None:
+                self._check_wait(request)
+            instance = pool.take(
+                urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation
+            )
         except EdgeServerError as error:
             self._executor.count_failure(job, error)
             raise
         try:
             return self._executor.infer(instance, job)
         finally:
-            self._expected_wait.runs_s.append(self._pool.give_back(instance))
+            self._expected_wait.runs_s.append(pool.give_back(instance))
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor, request, snapshot, respond)
+        job = self._executor.job(request, snapshot, respond)
         try:
-            instance = self._take(job)
+            self._check_wait(request)
+            instance = self._pool.take(
+                urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation
+            )
         except EdgeServerError as error:
             self._executor.refuse(job, error)
             return
@@ -359,14 +366,9 @@ class DirectScheduler(Submits):
     def close(self) -> None:
         self._pool.close()
 
-    def _take(self, job: Job) -> Instance:
-        """Raises: as `ExpectedWait.check` and `InstancePool.take`."""
-        request = job.request
-        if request.deadline is not None:
+    def _check_wait(self, request: InferRequest) -> None:
+        """Raises: as `ExpectedWait.check`."""
+        if not self._pool.is_free:
             now = time.monotonic()
-            if now >= request.deadline or not self._pool.is_free:
-                ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
-                self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
-        return self._pool.take(
-            urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation
-        )
+            ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
+            self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)

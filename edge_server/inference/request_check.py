@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import InvalidRequest
 from edge_server.requests import log_prefix
-from edge_server.tensors import shape_fits, shape_text
+from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Set
@@ -93,7 +93,7 @@ def check_tensor(
 
     Raises: InvalidRequest: the model takes another type or shape.
     """
-    expected_type, expected = config.full_inputs[name]
+    expected_type, expected, fixed = config.full_inputs[name]
     if datatype is not expected_type:
         raise InvalidRequest(
             f"{log_prefix(request_id)}inference input '{name}' data-type is "
@@ -106,7 +106,8 @@ def check_tensor(
             f"{log_prefix(request_id)}input '{name}' has no shape but model requires batch "
             f"dimension for '{config.name}'"
         )
-    if shape != expected and not shape_fits(shape, expected):
+    # As `shape_fits`: every request comes by here.
+    if len(shape) != len(expected) or [at for at, size in fixed if shape[at] != size]:
         raise InvalidRequest(
             f"{log_prefix(request_id)}unexpected shape for input '{name}' for model "
             f"'{config.name}'. Expected {shape_text(expected)}, got {shape_text(shape)}. "

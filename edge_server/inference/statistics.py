@@ -140,11 +140,10 @@ class ComputeTimes:
     output_ns: int = 0
 
     def add(self, phases: Phases) -> None:
-        input_ns, infer_ns, output_ns = phases
         self.computed += 1
-        self.input_ns += input_ns
-        self.infer_ns += infer_ns
-        self.output_ns += output_ns
+        self.input_ns += phases.input
+        self.infer_ns += phases.infer
+        self.output_ns += phases.output
 
     @property
     def compute_input(self) -> Duration:
@@ -288,7 +287,11 @@ class ModelStatistics:
             if alone:
                 counts.last_inference_ns = time.time_ns()
                 counts.batches[alone].add(phases)
-            counts.add(phases)
+            # As `ComputeTimes.add`: every request comes by here.
+            counts.computed += 1
+            counts.input_ns += phases.input
+            counts.infer_ns += phases.infer
+            counts.output_ns += phases.output
             counts.success.count += 1
             counts.success.ns += total_ns
             counts.queue_ns += queue_ns
