@@ -182,12 +182,13 @@ class Executor:
 
     def job(self, request: InferRequest, snapshot: Snapshot, respond: Respond = no_respond) -> Job:
         config = self.config
+        inputs, batch_size = request.inputs, 0
         outputs = frozenset(request.outputs) if request.outputs else config.output_names
-        batch_size = batch_size_of(config, request) if config.max_batch_size else 0
+        if config.max_batch_size and inputs:
+            batch_size = next(iter(inputs.values())).array.shape[0]
         now_ns = time.monotonic_ns()
         if request.trace is not None:
             request.trace.mark("QUEUE_START", now_ns)
-        inputs = request.inputs
         return Job(self, request, snapshot, respond, inputs, outputs, batch_size, now_ns, now_ns)
 
     def infer(self, instance: Instance, job: Job) -> InferResponse:
