@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -215,7 +216,7 @@ class HttpCall:
         Raises:
             RequestRefused: it is too long.
         """
-        buffer, used = bytearray(), 0
+        buffer, used = memoryview(b""), 0
         if self.length:
             buffer = self._room(buffer, self.length)
         while not self.is_complete:
@@ -229,7 +230,7 @@ class HttpCall:
                 buffer = self._room(buffer, more)
             buffer[used:end] = part
             used = end
-        self.body = memoryview(buffer)[:used]
+        self.body = buffer[:used]
         self.read_ns = time.monotonic_ns()
         self.is_read = True
         return {"type": "http.request", "body": self.body, "more_body": False}
@@ -308,24 +309,25 @@ class HttpCall:
                 return
         callback()
 
-    def _room(self, buffer: bytearray, size_bytes: int) -> bytearray:
-        """Return `buffer` with that length, counted.
+    def _room(self, buffer: memoryview, size_bytes: int) -> memoryview:
+        """Return a copy of `buffer` with that length, counted.
 
         Raises:
             RequestRefused: it is too long, or does not fit beside what other calls hold.
         """
         if size_bytes > self._longest_bytes:
-            buffer.clear()  # the error's frames keep it
+            buffer.release()  # the error's frames keep it
             raise self._too_long(size_bytes)
         if size_bytes >= COUNTED_FROM_BYTES:
             try:
                 self._budget.take(size_bytes - self._counted_bytes)
             except Unavailable as error:
-                buffer.clear()
+                buffer.release()
                 self.give(self._counted_bytes)
                 raise RequestRefused(503, str(error)) from None
             self._counted_bytes = size_bytes
-        grown = bytearray(size_bytes)
+        # Not zeroed, as a bytearray is.
+        grown = memoryview(np.empty(size_bytes, np.uint8))
         grown[: len(buffer)] = buffer
         return grown
 
