@@ -40,9 +40,10 @@ class CanaryOutcomes:
 
     def quarantine(self, model_spec: ModelSpec, reason: str) -> None:
         """Quarantine a version that failed, before its predecessor is published again: a process
-        that is killed once anybody knows of the rollback must not serve it after its restart."""
+        that is killed once anybody knows of the rollback must not serve it after its restart, and
+        no load may read it from now on. The caller holds the lock of the table."""
 
-    def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
+    def rolled_back(self, model_spec: ModelSpec) -> None:
         """Note that the predecessor is published again."""
 
     def passed(self, model_spec: ModelSpec) -> None: ...
@@ -270,7 +271,7 @@ class ModelLifecycle:
             return False
         for each in faulty:
             log.warning("model %s: rolled back: %s", each.name, rollback.reason)
-            self._outcomes.rolled_back(each, rollback.reason)
+            self._outcomes.rolled_back(each)
         return bool(back)
 
     # The caller of the methods below holds the lock of the table.

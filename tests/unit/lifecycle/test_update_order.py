@@ -252,7 +252,7 @@ def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(
 
 
 def test_the_quarantine_is_on_the_disk_before_anybody_can_know_of_the_rollback(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, counted: CountedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a process that is killed at any moment never serves it again after that."""
     bench.changed("m", COUNTED, "7")
@@ -268,9 +268,15 @@ def test_the_quarantine_is_on_the_disk_before_anybody_can_know_of_the_rollback(
         publish(names)
 
     monkeypatch.setattr(table, "publish", publish_and_look)
+    # An ensemble that is read between the rollback and its report reads the predecessor.
+    monkeypatch.setattr(
+        bench.deployments, "rolled_back", lambda _: bench.changed("e", ENSEMBLE, "")
+    )
+    begun = counted.loads["m"]
     model_spec = table.serves("m")
     assert model_spec is not None
     assert bench.loader.lifecycle.roll_back(model_spec, "slow")
+    assert (counted.loads["m"], bench.ask("e")) == (begun, 7)
     assert known
     assert all(known)
     assert bench.ask("m") == 7
