@@ -257,7 +257,7 @@ class ModelLifecycle:
             elif back:
                 for each in faulty:
                     self._outcomes.quarantine(each, rollback.reason)
-                self._go_back(rollback, offered, found, {each.name for each in faulty})
+                self._go_back(rollback, offered, found)
         for before in back.values():
             # An ensemble is made anew; a model's versions serve again.
             if misfits or before.built.model_spec.is_ensemble:
@@ -510,7 +510,6 @@ class ModelLifecycle:
         rollback: _Rollback,
         offered: Mapping[str, LoadedVersions],
         found: Fit,
-        faulty: Collection[str],
     ) -> None:
         changed = self._take_down_misfits(found)
         for built in self._made(offered, found):
@@ -521,13 +520,9 @@ class ModelLifecycle:
                 self._watched_again(built, rollback),
                 f"rolled back: {rollback.reason}" if goes_back else "",
             )
-            if (
-                spec is not None
-                and built.model_spec not in (spec, coming)
-                and record.name not in faulty
-            ):
-                # It is not at fault; it only does not fit. A model that were `coming` would hold up
-                # its ensembles.
+            if spec is not None and built.model_spec not in (spec, coming):
+                # One that is not in quarantine only does not fit. A model that were `coming` would
+                # hold up its ensembles.
                 if not goes_back:
                     record.coming = record.coming or spec
                 if (copy := copy_of(spec)) is not None:

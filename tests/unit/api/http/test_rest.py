@@ -7,6 +7,7 @@ import base64
 import gzip
 import json
 import threading
+import traceback
 import tracemalloc
 from types import SimpleNamespace
 from typing import Any
@@ -175,6 +176,20 @@ def test_a_body_is_counted_before_it_comes_and_kept_once() -> None:
         _read(HttpCall(None, 2 * MIB, budget), *[bytes(64 * 1024)] * 33)
     assert refused.value.status == 413
     assert budget.used_bytes == 0
+
+
+@pytest.mark.parametrize(("room_bytes", "status"), [(4 * MIB, 413), (MIB, 503)])
+def test_of_a_body_that_is_refused_nothing_is_counted_or_kept(room_bytes: int, status: int) -> None:
+    """The error's frames would keep its buffer until the client has read the refusal."""
+    budget = ByteBudget(room_bytes, "http.max_pending_bytes")
+    with pytest.raises(RequestRefused) as refused:
+        _read(HttpCall(None, 2 * MIB, budget), *[bytes(64 * 1024)] * 33)
+    frames = [frame for frame, _ in traceback.walk_tb(refused.value.__traceback__)]
+    values = [value for frame in frames for value in frame.f_locals.values()]
+    buffers = [value for value in values if isinstance(value, bytearray)]
+    assert (refused.value.status, budget.used_bytes) == (status, 0)
+    assert buffers
+    assert not any(buffers)
 
 
 def test_a_body_counts_with_what_it_decompresses_to() -> None:
