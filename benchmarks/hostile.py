@@ -10,9 +10,12 @@ MQTT broker is part of the attack: a program of a hundred lines, not a real one.
 
 Throughout, a process apart reads the lanes over the Unix socket, and asks there whether the server
 is live. Printed are the ends of the daemon, its memory above rest, the age of lanes when they
-arrive, the slowest answer, and how many cores the clients used. The exit code is 1 where the daemon
-ended, took more than a GB, let the age's 99th percentile reach 300 ms or answered later than within
-a second.
+arrive, the slowest answer, and how many cores the daemon and the clients used. The exit code is 1
+where the daemon ended, took more than a GB, let the age's 99th percentile reach 300 ms or answered
+later than within a second; also in a baseline, where the machine is too busy for a verdict.
+
+JSON that is malformed is answered 500, which is Triton's status for it. An error that the daemon
+did not foresee has a traceback in its log, and the exit code is 1 then, too.
 
 Hostile clients are other machines and have their own processors. Here they share the daemon's, so
 they run at the lowest priority (`--nice 0` takes that from them). Before them come two baselines:
@@ -661,12 +664,12 @@ class Watched:
         )
         self._process.start()
         hears.wait(TIMEOUT_S)
-        self._begin = _cpu_s(), time.monotonic()
+        self._begin = time.monotonic(), _cpu_s(), _cpu_s_of(self._target.daemon.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
-        cpu_s, begin_s = self._begin
-        cores = (_cpu_s() - cpu_s) / (time.monotonic() - begin_s)
+        end = time.monotonic(), _cpu_s(), _cpu_s_of(self._target.daemon.pid)
+        took_s, clients_s, daemon_s = (b - a for a, b in zip(self._begin, end, strict=True))
         time.sleep(AFTERWARDS_S)
         self._done.set()
         ages_ms, gaps_s, answers_s, failed, resident = self._receiver.recv()
@@ -679,7 +682,8 @@ class Watched:
         print(
             f"{self._name:<22} {len(ages_ms):6} lanes  age p50 {p50:4.0f} p99 {p99:4.0f} ms  "
             f"gap {max(gaps_s, default=0):5.2f} s  answer {slowest:5.2f} s  "
-            f"memory +{more / MIB:5.0f} MiB  clients {cores:3.1f} cores  {failed or ''}",
+            f"memory +{more / MIB:5.0f} MiB  "
+            f"cores {daemon_s / took_s:4.2f} + {clients_s / took_s:4.2f}  {failed or ''}",
             flush=True,
         )
         if ended is not None:
@@ -697,6 +701,14 @@ def _cpu_s() -> float:
     return sum(
         sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
+
+
+def _cpu_s_of(pid: int) -> float:
+    """Processor time of another process; 0 once it has ended."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def at_priority(nice: int, work: Callable[[], Any]) -> Any:
@@ -746,11 +758,12 @@ def campaigns(target: Target, arguments: argparse.Namespace) -> list[str]:
     statm = Path(f"/proc/{target.daemon.pid}/statm").read_text()
     rest = int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE")
     print(f"at rest {rest / MIB:.0f} MiB")
+    failed: list[str] = []
     only = tuple(arguments.only)
     for baseline in BASELINES:
-        with Watched(target, baseline.__name__, rest):
+        with Watched(target, baseline.__name__, rest) as watched:
             at_priority(arguments.nice, partial(baseline, target))
-    failed: list[str] = []
+        failed += watched.failed
     shares = {
         malformed_grpc: 1 / 3,
         malformed_http: 1 / 3,
