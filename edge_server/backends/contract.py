@@ -107,7 +107,10 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     reschedule: Callable[[Callable[[], None]], None] | None = None
 
     def host_inputs(self) -> Tensors:
-        return all_on_host(self.inputs, self.copied)
+        for tensor in self.inputs.values():
+            if not isinstance(tensor.array, np.ndarray):
+                return {name: on_host(each, self.copied) for name, each in self.inputs.items()}
+        return self.inputs
 
 
 class Phases(msgspec.Struct, frozen=True, gc=False):
@@ -229,11 +232,9 @@ class TensorInstance(Instance):
 
     Several requests are joined along the batch dimension, executed once, and split again; an error
     goes to all of them.
-
-    Attributes:
-        joins_one: a batch of one request goes through `join` and `split`, too.
     """
 
+    # Whether `join` and `split` are called for one request alone, too.
     joins_one = False
 
     def __init__(self, run: Run) -> None:
@@ -243,11 +244,12 @@ class TensorInstance(Instance):
         began_ns = joined_ns = time.monotonic_ns()
         alone = len(requests) == 1 and not self.joins_one
         wanted = requests[0].outputs
-        if not alone:
-            wanted = wanted.union(*[request.outputs for request in requests])
         try:
-            inputs = [all_on_host(request.inputs, request.copied) for request in requests]
-            joined = inputs[0] if alone else self.join(inputs)
+            inputs = [request.host_inputs() for request in requests]
+            joined = inputs[0]
+            if not alone:
+                wanted = wanted.union(*(request.outputs for request in requests))
+                joined = self.join(inputs)
             joined_ns = time.monotonic_ns()
             made = self._run(joined, wanted)
             ran_ns = time.monotonic_ns()

@@ -284,14 +284,15 @@ class ModelStatistics:
         """
         with self._lock:
             counts = self._counts
+            counted: tuple[ComputeTimes, ...] = (counts,)
             if alone:
                 counts.last_inference_ns = time.time_ns()
-                counts.batches[alone].add(phases)
-            # As `ComputeTimes.add`: every request comes by here.
-            counts.computed += 1
-            counts.input_ns += phases.input
-            counts.infer_ns += phases.infer
-            counts.output_ns += phases.output
+                counted = counts, counts.batches[alone]
+            for times in counted:  # as `ComputeTimes.add`
+                times.computed += 1
+                times.input_ns += phases.input
+                times.infer_ns += phases.infer
+                times.output_ns += phases.output
             counts.success.count += 1
             counts.success.ns += total_ns
             counts.queue_ns += queue_ns
