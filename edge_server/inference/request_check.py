@@ -48,13 +48,12 @@ def _fits(config: ModelConfig, request: InferRequest) -> bool:
     if inputs.keys() != config.input_names or not config.output_names.issuperset(request.outputs):
         return False
     batch_sizes = set()
-    for name, (datatype, expected) in config.full_inputs.items():
+    for name, (datatype, expected, fixed) in config.full_inputs.items():
         array = inputs[name].array
         if array.dtype != datatype.numpy or len(array.shape) != len(expected):
             return False
-        for got, want in zip(array.shape, expected, strict=True):
-            if want not in (got, -1):
-                return False
+        if [at for at, size in fixed if array.shape[at] != size]:
+            return False
         batch_sizes.add(array.shape[0] if expected else 0)
     if config.max_batch_size == 0:
         return True
