@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
-    from edge_server.cameras.frame import Frame, FrameSource
-    from edge_server.cameras.live_source import StallWatch
+    from edge_server.cameras.frame import Frame, FrameSource, StallWatch
     from edge_server.cameras.reopening import ReturnWatch
     from edge_server.pixels import PixelFormat
 
@@ -190,6 +189,12 @@ _STARTING = "starting", "no frame yet"
 _LOADING = "loading_gstreamer"
 
 
+def _reboot(text: str) -> tuple[str, str]:
+    """Return the reason and the text of a camera that `text` is wrong with, and a restart of its
+    driver did not help."""
+    return "reboot_needed", f"{text}; nvargus-daemon was restarted, which did not help: reboot"
+
+
 class Camera:
     """Captures one source and delivers only its newest frame, each at most once.
 
@@ -204,7 +209,11 @@ class Camera:
             were not whole, or came too late.
         reconnects: number of times that frames resumed after the source was opened again.
         faults: number of times that each reason of `status` began.
+        newest: the frame that waits for `next_frame`; None while none does.
         useful: the smallest size that is of use to the camera's model, which sets it.
+        failed_openings: number of attempts to open the source, one after another, that gave no
+            frame. One that found nothing to read it with does not count.
+        needs_reboot: see `need_reboot`; until a frame comes.
 
     Args:
         name: the camera's name in topics and logs, and the thread's name.
@@ -232,6 +241,8 @@ class Camera:
         self.captured = 0
         self.dropped = 0
         self.reconnects = 0
+        self.failed_openings = 0
+        self.needs_reboot = False
         self.faults: Counter[str] = Counter()
         self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
         self.useful = UsefulSize()
@@ -247,7 +258,7 @@ class Camera:
         self._wake = threading.Event()
         # Held by whoever writes what follows, and the status.
         self._changed = threading.Condition()
-        self._newest: Frame | None = None
+        self.newest: Frame | None = None
         self._closed = False
         self._source: FrameSource | None = None  # opened by `open`, for the first reader
         self._reader: Reader | None = None
@@ -320,16 +331,20 @@ class Camera:
         """Return the newest frame, each at most once; wait up to `timeout_s` for a newer one. None
         where none came, and at once when the camera has ended or stopped."""
         with self._changed:
-            self.wait_for_frame(timeout_s)
-            frame, self._newest = self._newest, None
+            if timeout_s > 0:
+                self.wait_for_frame(timeout_s)
+            frame, self.newest = self.newest, None
             return frame
 
     def wait_for_frame(self, timeout_s: float) -> bool:
         """Return whether a frame waits for `next_frame`; wait up to `timeout_s` for one."""
         with self._changed:
-            if timeout_s > 0 and self._newest is None:
-                self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
-            return self._newest is not None
+            until = time.monotonic() + timeout_s
+            while self.newest is None and not self._closed:
+                if (left_s := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left_s)
+            return self.newest is not None
 
     @property
     def state(self) -> CameraState:
@@ -360,10 +375,17 @@ class Camera:
         """The camera is out of service, and only a new process gets its driver back."""
         return self.hanging >= MOST_ABANDONED and find_kind(self.source_uri, self._kinds)[1].device
 
+    def need_reboot(self) -> None:
+        """Say, until a frame comes, that only a reboot helps."""
+        with self._changed:
+            if not self.needs_reboot:
+                self.needs_reboot = True
+                self._set(CameraState.LOST, *_reboot(self.status.text))
+
     @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
-        return self.state is CameraState.ENDED and self._newest is None
+        return self.state is CameraState.ENDED and self.newest is None
 
     def last_frame_age_s(self, now: float) -> float | None:
         """Return the seconds from the last capture to `now`; None before the first frame."""
@@ -421,15 +443,34 @@ class Camera:
             # Frame ids continue across a reopen.
             frame = replace(frame, id=self.captured, arrived_mono_ns=time.monotonic_ns())
             self.captured += 1
-            left = reader is not self._reader or reader.leaving or self._closed
-            if left or not self._inspect(reader, frame):
+            if reader is not self._reader or reader.leaving or self._closed:
+                self.dropped += 1
+                return
+            now = self._clock()
+            use, fault, reopen, note = self._inspection.inspect(frame, now, reader.corrupt)
+            if note:
+                self.faults["changed"] += 1
+                log.warning("camera %s: %s", self.name, note)
+            if reopen is not None:
+                reader.leave()
+                self._lose(reopen, now)
+            elif fault is not None and (use or self.status.arriving):
+                frozen = fault.reason == "frozen"
+                self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
+            elif use:
+                form = frame.image.pixel_format, frame.size
+                if self.status.state is not CameraState.LIVE or form != self._form:
+                    self._form = form
+                    self._set(CameraState.LIVE, "", spelt(*form))
+            if not use:
                 self.dropped += 1
                 return
             self.reconnects += self._resuming
-            self._resuming = False
+            self._resuming = self.needs_reboot = False
+            self.failed_openings = 0
             self._last_mono_ns = frame.capture_mono_ns
-            self.dropped += self._newest is not None
-            self._newest = frame
+            self.dropped += self.newest is not None
+            self.newest = frame
             self._changed.notify_all()
 
     def _on_source_end(self, reader: Reader, error: Exception | None) -> None:
@@ -448,26 +489,6 @@ class Camera:
         self._wake.set()
 
     # The callers of the next ones hold the lock.
-
-    def _inspect(self, reader: Reader, frame: Frame) -> bool:
-        """Set the state that `frame` shows; return whether the frame is used."""
-        now = self._clock()
-        use, fault, reopen, note = self._inspection.inspect(frame, now, reader.corrupt)
-        if note:
-            self.faults["changed"] += 1
-            log.warning("camera %s: %s", self.name, note)
-        if reopen is not None:
-            reader.leave()
-            self._lose(reopen, now)
-        elif fault is not None and (use or self.status.arriving):
-            frozen = fault.reason == "frozen"
-            self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
-        elif use:
-            form = frame.image.pixel_format, frame.size
-            if self.status.state is not CameraState.LIVE or form != self._form:
-                self._form = form
-                self._set(CameraState.LIVE, "", spelt(*form))
-        return use
 
     def _new_watch(self) -> ReturnWatch | None:
         try:
@@ -532,6 +553,10 @@ class Camera:
             reason, text = error.reason, str(error)
         elif reason != self.status.reason:
             log.error("camera %s: the reader failed", self.name, exc_info=error)
+        if self._inspection.watch.last is None:
+            self.failed_openings += reason != "no_decoder"
+        if self.needs_reboot:
+            reason, text = _reboot(text)
         stalled = reason == "stalled" and self.captured
         self._set(CameraState.STALLED if stalled else CameraState.LOST, reason, text)
 

@@ -226,6 +226,8 @@ class Completion:
         gpus: number of GPUs, numbered from 0.
         no_gpu: why there is no GPU.
         python: limits of the process that completes a Python model and then runs it.
+        jetson: this machine is built for its GPU: what would use it by default does not run on the
+            CPU instead.
     """
 
     auto: bool = True
@@ -234,6 +236,7 @@ class Completion:
     no_gpu: str = ""
     python: Python = field(default_factory=Python)
     config_name: str = ""
+    jetson: bool = False
 
 
 USUAL_COMPLETION = Completion()
@@ -353,8 +356,15 @@ class ModelConfig:
         return frozenset(spec.name for spec in self.outputs)
 
     @cached_property
-    def full_inputs(self) -> Mapping[str, tuple[DataType, tuple[int, ...]]]:
-        return {spec.name: (spec.datatype, self.full_shape(spec)) for spec in self.inputs}
+    def full_inputs(
+        self,
+    ) -> Mapping[str, tuple[DataType, tuple[int, ...], tuple[tuple[int, int], ...]]]:
+        """Input → its type, its full shape, and the dimensions of fixed size in it."""
+        shapes = {spec: self.full_shape(spec) for spec in self.inputs}
+        return {
+            spec.name: (spec.datatype, shape, tuple(d for d in enumerate(shape) if d[1] != -1))
+            for spec, shape in shapes.items()
+        }
 
     @property
     def runs(self) -> int:
