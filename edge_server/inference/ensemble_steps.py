@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec.structs import replace
 
-from edge_server.backends.contract import Phases, all_on_host
+from edge_server.backends.contract import Phases, on_host
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
 from edge_server.inference.execution import in_rank, in_shape
 from edge_server.inference.statistics import FailureReason
@@ -357,11 +358,13 @@ class EnsembleCall:
         Raises: EdgeServerError: a device failed, or an output does not fit its shape.
         """
         config = self._config
-        outputs: Tensors = {
-            name: tensor for name in self._names if (tensor := tensors.get(name)) is not None
-        }
-        if not self.request.on_device:
-            outputs = all_on_host(outputs, self._statistics.copied)
+        outputs: dict[str, Tensor] = {}
+        for name in self._names:
+            if (tensor := tensors.get(name)) is None:
+                continue
+            if not (self.request.on_device or isinstance(tensor.array, np.ndarray)):
+                tensor = on_host(tensor, self._statistics.copied)
+            outputs[name] = tensor
         if config.reshapes:
             shapes = {s.name: s.shape for s in config.outputs if s.name in config.reshapes}
             outputs = {

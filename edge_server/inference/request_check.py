@@ -27,38 +27,32 @@ _BATCH_NOTE = (
 
 def check_request(config: ModelConfig, request: InferRequest) -> None:
     """Raises: InvalidRequest: names, types or shapes differ from the model's."""
-    if _fits(config, request):
-        return
     inputs = request.inputs
+    fits = inputs.keys() == config.input_names
+    fits = fits and config.output_names.issuperset(request.outputs)
+    batch_sizes: set[int] = set()
+    for name, (datatype, expected) in config.full_inputs.items() if fits else ():
+        array = inputs[name].array
+        shape = array.shape
+        fits = fits and array.dtype == datatype.numpy and len(shape) == len(expected)
+        for got, want in zip(shape, expected, strict=False):
+            fits = fits and want in (got, -1)
+        batch_sizes.update(shape[:1])
+    if config.max_batch_size:
+        fits = fits and len(batch_sizes) == 1
+        fits = fits and 1 <= min(batch_sizes) <= config.max_batch_size
+    if fits:
+        return
+    # What is wrong, if anything is: an input may be optional, or of another byte order.
     check_names(config, request.id, inputs.keys(), request.outputs)
-    batch_sizes = {
+    sizes = {
         spec.name: check_tensor(
             config, request.id, spec.name, inputs[spec.name].datatype, inputs[spec.name].shape
         )
         for spec in config.inputs
         if spec.name in inputs
     }
-    check_batch_sizes(config, request.id, batch_sizes)
-
-
-def _fits(config: ModelConfig, request: InferRequest) -> bool:
-    """Whether every input is there, and has the type and shape that the model states; where not,
-    the other checks find what is wrong, if anything is."""
-    inputs = request.inputs
-    if inputs.keys() != config.input_names or not config.output_names.issuperset(request.outputs):
-        return False
-    batch_sizes = set()
-    for name, (datatype, expected) in config.full_inputs.items():
-        array = inputs[name].array
-        if array.dtype != datatype.numpy or len(array.shape) != len(expected):
-            return False
-        for got, want in zip(array.shape, expected, strict=True):
-            if want not in (got, -1):
-                return False
-        batch_sizes.add(array.shape[0] if expected else 0)
-    if config.max_batch_size == 0:
-        return True
-    return len(batch_sizes) == 1 and 1 <= batch_sizes.pop() <= config.max_batch_size
+    check_batch_sizes(config, request.id, sizes)
 
 
 def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping[str, int]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edge_server.lanes.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
+from edge_server.tools.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
 from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, lanes_of, noisy
 
 if TYPE_CHECKING:
