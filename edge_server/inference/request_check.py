@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import InvalidRequest
 from edge_server.requests import log_prefix
-from edge_server.tensors import shape_fits, shape_text
+from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Set
@@ -27,32 +27,37 @@ _BATCH_NOTE = (
 
 def check_request(config: ModelConfig, request: InferRequest) -> None:
     """Raises: InvalidRequest: names, types or shapes differ from the model's."""
-    inputs = request.inputs
-    fits = inputs.keys() == config.input_names
-    fits = fits and config.output_names.issuperset(request.outputs)
-    batch_sizes: set[int] = set()
-    for name, (datatype, expected) in config.full_inputs.items() if fits else ():
-        array = inputs[name].array
-        shape = array.shape
-        fits = fits and array.dtype == datatype.numpy and len(shape) == len(expected)
-        for got, want in zip(shape, expected, strict=False):
-            fits = fits and want in (got, -1)
-        batch_sizes.update(shape[:1])
-    if config.max_batch_size:
-        fits = fits and len(batch_sizes) == 1
-        fits = fits and 1 <= min(batch_sizes) <= config.max_batch_size
-    if fits:
+    if _fits(config, request):
         return
-    # What is wrong, if anything is: an input may be optional, or of another byte order.
+    inputs = request.inputs
     check_names(config, request.id, inputs.keys(), request.outputs)
-    sizes = {
+    batch_sizes = {
         spec.name: check_tensor(
             config, request.id, spec.name, inputs[spec.name].datatype, inputs[spec.name].shape
         )
         for spec in config.inputs
         if spec.name in inputs
     }
-    check_batch_sizes(config, request.id, sizes)
+    check_batch_sizes(config, request.id, batch_sizes)
+
+
+def _fits(config: ModelConfig, request: InferRequest) -> bool:
+    """Whether every input is there, and has the type and shape that the model states; where not,
+    the other checks find what is wrong, if anything is."""
+    inputs = request.inputs
+    if inputs.keys() != config.input_names or not config.output_names.issuperset(request.outputs):
+        return False
+    batch_sizes = set()
+    for name, (datatype, expected, fixed) in config.full_inputs.items():
+        array = inputs[name].array
+        if array.dtype != datatype.numpy or len(array.shape) != len(expected):
+            return False
+        if [at for at, size in fixed if array.shape[at] != size]:
+            return False
+        batch_sizes.add(array.shape[0] if expected else 0)
+    if config.max_batch_size == 0:
+        return True
+    return len(batch_sizes) == 1 and 1 <= batch_sizes.pop() <= config.max_batch_size
 
 
 def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping[str, int]) -> None:
@@ -109,7 +114,7 @@ def check_tensor(
 
     Raises: InvalidRequest: the model takes another type or shape.
     """
-    expected_type, expected = config.full_inputs[name]
+    expected_type, expected, fixed = config.full_inputs[name]
     if datatype is not expected_type:
         raise InvalidRequest(
             f"{log_prefix(request_id)}inference input '{name}' data-type is "
@@ -122,7 +127,8 @@ def check_tensor(
             f"{log_prefix(request_id)}input '{name}' has no shape but model requires batch "
             f"dimension for '{config.name}'"
         )
-    if shape != expected and not shape_fits(shape, expected):
+    # As `shape_fits`: every request comes by here.
+    if len(shape) != len(expected) or [at for at, size in fixed if shape[at] != size]:
         raise InvalidRequest(
             f"{log_prefix(request_id)}unexpected shape for input '{name}' for model "
             f"'{config.name}'. Expected {shape_text(expected)}, got {shape_text(shape)}. "
