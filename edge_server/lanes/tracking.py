@@ -52,35 +52,6 @@ class Motion:
     yaw_rate_radps: float | None = None
 
 
-class Step(NamedTuple):
-    """What the vehicle's motion does to every polynomial, from one frame to the next.
-
-    Attributes:
-        moved: (4, 4) float64, from the coefficients to those from `ahead_m` farther on.
-        growth: (4, 4) float64, of their covariance.
-    """
-
-    ahead_m: float
-    turned_rad: float
-    moved: NDArray[np.float64]
-    growth: NDArray[np.float64]
-
-    @staticmethod
-    def of(passed_s: float, motion: Motion) -> Step:
-        ahead_m = (motion.speed_mps or 0.0) * passed_s
-        moved = np.array(
-            [
-                [1.0, ahead_m, ahead_m**2, ahead_m**3],
-                [0.0, 1.0, 2 * ahead_m, 3 * ahead_m**2],
-                [0.0, 0.0, 1.0, 3 * ahead_m],
-                [0.0, 0.0, 0.0, 1.0],
-            ]
-        )
-        known = motion.speed_mps is not None and motion.yaw_rate_radps is not None
-        growth = np.diag((_GROWTH_KNOWN if known else _GROWTH_UNKNOWN) ** 2 * passed_s)
-        return Step(ahead_m, (motion.yaw_rate_radps or 0.0) * passed_s, moved, growth)
-
-
 class LaneFilter:
     """The polynomial of one boundary, moved by the vehicle's motion, corrected by detections.
 
@@ -107,15 +78,26 @@ class LaneFilter:
         """Return (N,) y in m at (N,) `x_m`."""
         return _powers(x_m) @ self.mean
 
-    def predict(self, step: Step) -> None:
-        """Move the polynomial into the vehicle's axes after `step`."""
-        moved = step.moved
-        self.mean = moved @ self.mean
+    def predict(self, passed_s: float, motion: Motion) -> None:
+        """Move the polynomial into the vehicle's axes `passed_s` later."""
+        ahead_m = (motion.speed_mps or 0.0) * passed_s
+        turned_rad = (motion.yaw_rate_radps or 0.0) * passed_s
+        step = np.array(
+            [
+                [1.0, ahead_m, ahead_m**2, ahead_m**3],
+                [0.0, 1.0, 2 * ahead_m, 3 * ahead_m**2],
+                [0.0, 0.0, 1.0, 3 * ahead_m],
+                [0.0, 0.0, 0.0, 1.0],
+            ]
+        )
+        self.mean = step @ self.mean
         # On its way ahead the vehicle had turned by half on average.
-        self.mean[0] -= step.turned_rad * step.ahead_m / 2
-        self.mean[1] -= step.turned_rad
-        self.covariance = moved @ self.covariance @ moved.T + step.growth
-        self.x_max_m -= step.ahead_m
+        self.mean[0] -= turned_rad * ahead_m / 2
+        self.mean[1] -= turned_rad
+        known = motion.speed_mps is not None and motion.yaw_rate_radps is not None
+        growth = _GROWTH_KNOWN if known else _GROWTH_UNKNOWN
+        self.covariance = step @ self.covariance @ step.T + np.diag(growth**2 * passed_s)
+        self.x_max_m -= ahead_m
 
     def correct(self, detection: Polynomial) -> None:
         """Correct the estimate by a detection."""
@@ -486,9 +468,8 @@ class LaneTracker:
                 moves nothing.
         """
         passed_s = self._pass(mono_ns)
-        step = Step.of(passed_s, motion)
         for track in self._tracks:
-            track.filter.predict(step)
+            track.filter.predict(passed_s, motion)
         track_of = self._assign(lanes)
         for number, lane in enumerate(lanes):
             if lane.ground is not None:
