@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 from hypothesis import strategies as st
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.types import Lane
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,3 +146,28 @@ def noisy(lanes: Sequence[Lane], rng: np.random.Generator, std_px: float) -> lis
         points[:, 0] += std_px * slow
         changed.append(replace(lane, points=points))
     return changed
+
+
+def as_format(image: np.ndarray, pixel_format: PixelFormat) -> Image:
+    """Return the BGR image in another format, BT.601, limited range."""
+    if pixel_format is PixelFormat.BGR:
+        return Image.of_bgr(image)
+    i420 = cv2.cvtColor(image, cv2.COLOR_BGR2YUV_I420)
+    height, width = image.shape[:2]
+    if pixel_format is PixelFormat.I420:
+        return Image.of_packed(pixel_format, i420[..., None])
+    luma = i420[:height]
+    u, v = i420[height:].reshape(2, height // 2, width // 2)
+    if pixel_format is PixelFormat.NV12:
+        chroma = np.stack([u, v], -1).reshape(height // 2, width)
+        return Image.of_packed(pixel_format, np.concatenate([luma, chroma])[..., None])
+    if pixel_format is PixelFormat.YUY2:
+        packed = np.empty((height, width, 2), np.uint8)
+        packed[..., 0] = luma
+        packed[:, 0::2, 1] = np.repeat(u, 2, axis=0)
+        packed[:, 1::2, 1] = np.repeat(v, 2, axis=0)
+        return Image.of_packed(pixel_format, packed)
+    full = Colour(ColourMatrix.BT601, ColourRange.FULL)
+    return Image.of_packed(
+        PixelFormat.GREY, cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)[..., None], full
+    )
