@@ -212,7 +212,8 @@ def meeting_row(lines: Sequence[tuple[Floats, Floats]], about_px: float) -> floa
 
     def cost(row: float) -> float:
         u = rows - row
-        used = u > 4.0
+        # Nearer to the horizon a slope of the road counts for more than the camera's pitch.
+        used = u > 0.025 * rows.max()
         u, y, of, weight = u[used], x[used], which[used], share[used].copy()
         design = np.stack([np.ones(len(u)), (of == 0) * u, (of == 1) * u, 30.0 / u], axis=1)
         for _ in range(4):
@@ -225,8 +226,6 @@ def meeting_row(lines: Sequence[tuple[Floats, Floats]], about_px: float) -> floa
         )
 
     for reach, step in ((40.0, 4.0), (4.0, 0.5), (0.5, 0.1)):
-        options = np.arange(about_px - reach, min(about_px + reach, rows.min() - 4.0) + 1e-6, step)
-        if not len(options):
-            return float("nan")
+        options = np.arange(about_px - reach, about_px + reach + 1e-6, step)
         about_px = float(options[np.argmin([cost(float(row)) for row in options])])
     return about_px

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 # Along the line: from the vehicle's front on. In the picture such distances are evenly apart.
 _FARTHEST_M = 100.0
-_X_M = np.geomspace(3.0, _FARTHEST_M, 90)
-_LENGTH_M = np.gradient(_X_M)
+DISTANCES_M = np.geomspace(3.0, _FARTHEST_M, 90)
+_LENGTH_M = np.gradient(DISTANCES_M)
 # The correction is linear in the logarithm of the distance between so many of these.
-_KNOTS = np.linspace(np.log(_X_M[0]), np.log(_X_M[-1]), 9)
+_KNOTS = np.linspace(np.log(DISTANCES_M[0]), np.log(DISTANCES_M[-1]), 9)
 
 
 def _between_knots(x_m: Floats) -> Floats:
@@ -44,8 +44,8 @@ def _between_knots(x_m: Floats) -> Floats:
     return shares
 
 
-_BASIS = _between_knots(_X_M)
-_PRODUCTS = (_BASIS[:, :, None] * _BASIS[:, None, :]).reshape(len(_X_M), -1)
+_BASIS = _between_knots(DISTANCES_M)
+_PRODUCTS = (_BASIS[:, :, None] * _BASIS[:, None, :]).reshape(len(DISTANCES_M), -1)
 
 # What a network errs across an upright line in a picture 1280 px wide: standard deviations at the
 # knots, and how alike errors at other distances are (Matern's function of order 3/2).
@@ -59,7 +59,9 @@ _ERROR_FACTOR = np.linalg.cholesky(_ERROR)
 # Across: samples on both sides of the line, of which the middle ones are places of paint.
 _ASIDE = 28
 # In each row between other pixels, so that many rows place a stroke better than one sample does.
-_SAMPLES = np.arange(-_ASIDE, _ASIDE + 1) + (np.arange(len(_X_M))[:, None] * 0.618 % 1.0 - 0.5)
+_SAMPLES = np.arange(-_ASIDE, _ASIDE + 1) + (
+    np.arange(len(DISTANCES_M))[:, None] * 0.618 % 1.0 - 0.5
+)
 _SIDE = 4
 _PLACES = slice(_SIDE + 1, -_SIDE - 1)
 _SAMPLE_M, _SAMPLE_WIDTHS = 0.045, 1.1e-3
@@ -85,7 +87,7 @@ _BESIDE_M, _BESIDE_PX = 0.15, 2.0
 # Cells of 2 m count apart. A solid line is seen in 93 % of its cells, a dashed one (3 m of 12 to
 # 6 m of 12) in 35 %.
 _CELL_M = 2.0
-_CELL = ((_X_M - _X_M[0]) / _CELL_M).astype(np.intp)
+_CELL = ((DISTANCES_M - DISTANCES_M[0]) / _CELL_M).astype(np.intp)
 _CELLS = np.stack([(cell == _CELL) / np.count_nonzero(cell == _CELL) for cell in range(10)], axis=1)
 _ODDS_PAINTED = float(np.log(0.93 / 0.35))
 _ODDS_BARE = float(np.log((1 - 0.93) / (1 - 0.35)))
@@ -153,12 +155,14 @@ class ImageLines(NamedTuple):
         present: (K, P) bool, which places of a table of K lines the points fill, row by row.
         error_px: (K, P, 9), what the points err sideways, in common and apart: the product with
             its transpose is their covariance, px squared.
+        painted: (K, D) bool, whether there is paint at each of `DISTANCES_M`.
     """
 
     points: NDArray[np.float64]
     rays: Rays
     present: NDArray[np.bool_]
     error_px: NDArray[np.float64]
+    painted: NDArray[np.bool_]
 
 
 def image_lines(lanes: Sequence[Lane], camera: CameraModel) -> ImageLines:
@@ -190,7 +194,8 @@ def _network_lines(lanes: Sequence[Lane], camera: CameraModel) -> tuple[ImageLin
     x_m = camera.ground_of_rays(rays, _FARTHEST_M).points[:, 0]
     shares = np.zeros((*present.shape, len(_KNOTS)))
     shares[present] = _between_knots(np.nan_to_num(x_m, nan=_FARTHEST_M))
-    return ImageLines(points, rays, present, shares), x_m, shares
+    bare = np.zeros((len(present), len(DISTANCES_M)), bool)
+    return ImageLines(points, rays, present, shares, bare), x_m, shares
 
 
 def on_paint(
@@ -216,7 +221,7 @@ def on_paint(
     painted = _painted(found, profile, places, _black(image))
     yellow = _yellowness(image, places, found)
     solid = _solid_odds(painted, places.seen)
-    near = painted & (_X_M <= _COLOUR_TO_M)
+    near = painted & (DISTANCES_M <= _COLOUR_TO_M)
     marked = tuple(
         replace(
             lane,
@@ -233,7 +238,7 @@ def on_paint(
     points[:, 0] += moved
     xy = lines.rays.xy + lines.rays.jacobian[:, :, 0] * moved[:, None]
     rays = Rays(xy, lines.rays.jacobian)
-    return ImageLines(points, rays, lines.present, shares @ found.factor), marked
+    return ImageLines(points, rays, lines.present, shares @ found.factor, painted), marked
 
 
 class _Places(NamedTuple):
@@ -258,18 +263,18 @@ def _places(lines: ImageLines, x_m: Floats, image: Image, camera: CameraModel) -
     lens, present = camera.lens, lines.present
     scale = np.array((image.width / lens.width, image.height / lens.height))
     points = (lines.points + 0.5) * scale - 0.5
-    at = np.zeros((2, len(present), len(_X_M)))
-    seen = np.zeros((len(present), len(_X_M)), bool)
+    at = np.zeros((2, len(present), len(DISTANCES_M)))
+    seen = np.zeros((len(present), len(DISTANCES_M)), bool)
     ends = np.cumsum(np.count_nonzero(present, axis=1)).tolist()
     for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
         there = begin + np.flatnonzero(~np.isnan(x_m[begin:end]))
         if len(there) < _FEWEST_ROWS:
             continue
         # Between two points of a line its row goes with the inverse of the distance.
-        rows = np.rint(np.interp(-1.0 / _X_M, -1.0 / x_m[there], points[there, 1]))
+        rows = np.rint(np.interp(-1.0 / DISTANCES_M, -1.0 / x_m[there], points[there, 1]))
         at[:, number] = rows, np.interp(-rows, -points[there, 1], points[there, 0])
-        seen[number] = (x_m[there[0]] <= _X_M) & (x_m[there[-1]] >= _X_M)
-    metre = lens.fx / np.maximum(_X_M - camera.mounting.x_m, 1.0)
+        seen[number] = (x_m[there[0]] <= DISTANCES_M) & (x_m[there[-1]] >= DISTANCES_M)
+    metre = lens.fx / np.maximum(DISTANCES_M - camera.mounting.x_m, 1.0)
     step = np.maximum(_SAMPLE_WIDTHS * image.width, _SAMPLE_M * metre * scale[0])
     apart = np.rint(step[:, None] * _SAMPLES).astype(np.intp)
     middle = np.rint(at[1])

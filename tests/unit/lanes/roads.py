@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.types import Lane
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,3 +173,27 @@ def as_format(image: np.ndarray, pixel_format: PixelFormat) -> Image:
     return Image.of_packed(
         PixelFormat.GREY, cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)[..., None], full
     )
+
+
+def bent_lines(
+    seed: int, distance_m: float = 0.0, *, bare: bool = False
+) -> tuple[np.ndarray, CameraModel, list[Lane], list[np.ndarray]]:
+    """Return a picture, its camera, lines as of a network whose horizon is 6 px too high, and the
+    truth on their rows."""
+    scene = RoadScene.for_camera(seed)
+    scene = replace(scene, vehicles=(), lines=() if bare else scene.lines)
+    image, _ = render(scene, distance_m)
+    _, lines = render(RoadScene.for_camera(seed), distance_m)
+    focal, horizon = scene.camera.focal * 1280, scene.camera.horizon * 720
+    lens = Lens("pinhole", 1280, 720, focal, focal, 1280 / 2, horizon, (0.0,) * 5)
+    camera = CameraModel(lens, Mounting(scene.camera.height_m))
+    lanes, truth = [], []
+    for line in lines:
+        rows = np.linspace(720, 0, 72)
+        rows = rows[(rows < line[0, 1]) & (rows > max(line[-1, 1], horizon + 15))]
+        x = np.interp(rows, line[::-1, 1], line[::-1, 0])
+        outwards = np.sign(x[0] - 1280 / 2) * 6.0 * (720 - rows) / (720 - horizon)
+        inside = (x >= 0) & (x < 1280)
+        truth.append(x[inside])
+        lanes.append(Lane(np.stack([x + outwards, rows], 1)[inside].astype(np.float32), 0.9))
+    return image, camera, lanes, truth

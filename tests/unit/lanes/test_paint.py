@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import cv2
 import numpy as np
 import pytest
 
-from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.paint import ImageLines, image_lines, on_paint
 from edge_server.lanes.road_geometry import road_of
-from edge_server.lanes.types import Lane
 from edge_server.pixels import Image, PixelFormat
-from edge_server.tools.road.renderer import render
-from edge_server.tools.road.scene import RoadScene
-from tests.unit.lanes.roads import as_format
+from tests.unit.lanes.roads import as_format, bent_lines
 
 WIDTH, HEIGHT = 1280, 720
-
-
-def road(
-    seed: int, *, bare: bool = False
-) -> tuple[np.ndarray, CameraModel, list[Lane], list[np.ndarray]]:
-    """Return a picture, its camera, lines as of a network whose horizon is 6 px too high, and the
-    truth on their rows."""
-    scene = RoadScene.for_camera(seed)
-    scene = replace(scene, vehicles=(), lines=() if bare else scene.lines)
-    image, _ = render(scene, 0.0)
-    _, lines = render(RoadScene.for_camera(seed), 0.0)
-    focal, horizon = scene.camera.focal * WIDTH, scene.camera.horizon * HEIGHT
-    lens = Lens("pinhole", WIDTH, HEIGHT, focal, focal, WIDTH / 2, horizon, (0.0,) * 5)
-    camera = CameraModel(lens, Mounting(scene.camera.height_m))
-    lanes, truth = [], []
-    for line in lines:
-        rows = np.linspace(HEIGHT, 0, 72)
-        rows = rows[(rows < line[0, 1]) & (rows > max(line[-1, 1], horizon + 15))]
-        x = np.interp(rows, line[::-1, 1], line[::-1, 0])
-        outwards = np.sign(x[0] - WIDTH / 2) * 6.0 * (HEIGHT - rows) / (HEIGHT - horizon)
-        inside = (x >= 0) & (x < WIDTH)
-        truth.append(x[inside])
-        lanes.append(Lane(np.stack([x + outwards, rows], 1)[inside].astype(np.float32), 0.9))
-    return image, camera, lanes, truth
 
 
 def errors(lines: ImageLines, truth: list[np.ndarray]) -> np.ndarray:
@@ -54,7 +24,7 @@ def deviations(lines: ImageLines) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", [1, 4, 7, 11])
 def test_lines_move_onto_their_paint_and_say_how_certain_they_are(seed: int) -> None:
-    image, camera, lanes, truth = road(seed)
+    image, camera, lanes, truth = bent_lines(seed)
     before = image_lines(lanes, camera)
     lines, marked = on_paint(lanes, Image.of_bgr(image), camera)
     assert np.median(errors(before, truth)) > 2.0
@@ -68,20 +38,20 @@ def test_lines_move_onto_their_paint_and_say_how_certain_they_are(seed: int) -> 
 
 @pytest.mark.parametrize("pixel_format", list(PixelFormat))
 def test_every_pixel_format_shows_where_the_paint_is(pixel_format: PixelFormat) -> None:
-    image, camera, lanes, truth = road(4)
+    image, camera, lanes, truth = bent_lines(4)
     lines, _ = on_paint(lanes, as_format(image, pixel_format), camera)
     assert np.median(errors(lines, truth)) < 0.7
 
 
 def test_a_picture_that_its_decoder_made_smaller_moves_lines_as_far() -> None:
-    image, camera, lanes, truth = road(4)
+    image, camera, lanes, truth = bent_lines(4)
     half = cv2.resize(image, (WIDTH // 2, HEIGHT // 2), interpolation=cv2.INTER_AREA)
     lines, _ = on_paint(lanes, Image.of_bgr(half), camera)
     assert np.median(errors(lines, truth)) < 1.2
 
 
 def test_without_paint_lines_stay_and_are_as_uncertain_as_the_network() -> None:
-    image, camera, lanes, _ = road(4, bare=True)
+    image, camera, lanes, _ = bent_lines(4, bare=True)
     before = image_lines(lanes, camera)
     lines, _ = on_paint(lanes, Image.of_bgr(image), camera)
     np.testing.assert_array_equal(lines.points, before.points)
@@ -89,7 +59,7 @@ def test_without_paint_lines_stay_and_are_as_uncertain_as_the_network() -> None:
 
 
 def test_a_line_is_less_certain_where_its_paint_is_hidden() -> None:
-    image, camera, lanes, _ = road(4)
+    image, camera, lanes, _ = bent_lines(4)
     rows = slice(int(camera.lens.cy) + 30, int(camera.lens.cy) + 120)
     hidden = image.copy()
     hidden[rows] = hidden[rows].mean(axis=(0, 1)).astype(np.uint8)
@@ -100,7 +70,7 @@ def test_a_line_is_less_certain_where_its_paint_is_hidden() -> None:
 
 
 def test_metres_follow_the_paint() -> None:
-    image, camera, lanes, _ = road(4)
+    image, camera, lanes, _ = bent_lines(4)
     lines, _ = on_paint(lanes, Image.of_bgr(image), camera)
     by_network, by_paint = road_of(lanes, camera), road_of(lanes, camera, lines=lines)
     assert by_network.pitch is not None
