@@ -51,6 +51,7 @@ _PRODUCTS = (_BASIS[:, :, None] * _BASIS[:, None, :]).reshape(len(DISTANCES_M), 
 # knots, and how alike errors at other distances are (Matern's function of order 3/2).
 _ERROR_PX = np.linspace(1.6, 9.0, len(_KNOTS))
 _ALIKE = 1.0
+_FLATTEST = 8.0
 _APART = np.sqrt(3.0) * np.abs(_KNOTS[:, None] - _KNOTS) / _ALIKE
 _ERROR = _ERROR_PX[:, None] * _ERROR_PX * (1.0 + _APART) * np.exp(-_APART)
 _ERROR_INVERSE = np.linalg.inv(_ERROR)
@@ -178,8 +179,12 @@ def image_lines(lanes: Sequence[Lane], camera: CameraModel) -> ImageLines:
 def _units(lanes: Sequence[Lane], camera: CameraModel) -> Floats:
     """Return the unit of each line's errors along a row, px, (K,): flat lines err more there."""
     ends = np.array([lane.points[[0, -1]] for lane in lanes], np.float64).reshape(-1, 2, 2)
-    across, down = np.abs(ends[:, 0] - ends[:, 1]).T
-    units: Floats = np.hypot(1.0, across / np.maximum(down, 1.0)) * (camera.lens.width / 1280)
+    with np.errstate(invalid="ignore"):
+        across, down = np.abs(ends[:, 0] - ends[:, 1]).T
+        slant = np.hypot(1.0, across / np.maximum(down, 1.0))
+    # A coordinate that is no number is reported with the lane.
+    slant = np.where(slant < _FLATTEST, slant, _FLATTEST)
+    units: Floats = slant * (camera.lens.width / 1280)
     return units
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import pytest
@@ -78,3 +80,15 @@ def test_metres_follow_the_paint() -> None:
     # A horizon that is 6 px too high is a camera that looks down less.
     assert abs(by_paint.pitch.rad) < 0.2 * abs(by_network.pitch.rad)
     assert by_paint.pitch.std_rad < by_network.pitch.std_rad
+
+
+def test_a_coordinate_that_is_no_number_spoils_no_other_line() -> None:
+    image, camera, lanes, _ = bent_lines(4)
+    expected, _ = on_paint(lanes[1:], Image.of_bgr(image), camera)
+    points = lanes[0].points.copy()
+    points[[0, 5]] = np.nan
+    broken = [replace(lanes[0], points=points), *lanes[1:]]
+    lines, marked = on_paint(broken, Image.of_bgr(image), camera)
+    np.testing.assert_allclose(lines.points[len(points) :], expected.points)
+    assert len(marked) == len(lanes)
+    assert len(road_of(broken, camera, lines=lines).lanes) == len(lanes)
