@@ -46,7 +46,7 @@ _PLAUSIBLE_WIDTH_M = (2.0, 6.0)
 # A lane that begins far ahead still has its place, to half a lane.
 _LARGEST_OFFSET_STD_M = 0.9
 _LARGEST_HEADING_STD_RAD = math.radians(2.0)
-_LARGEST_CURVATURE_STD = 1 / 200
+_LARGEST_CURVATURE_STD = 1 / 1000
 # The pitch shows where both boundaries are seen for so long, up to that distance.
 _SHORTEST_SHARED_M = 8.0
 _FARTHEST_SHARED_M = 35.0

@@ -114,7 +114,7 @@ def test_a_straight_drive_becomes_a_mounting(
 @pytest.mark.parametrize(
     ("height", "code", "text"),
     [
-        ("1.75", 0, "is wide for lanes of 3.6 m (--lane-width): the height or the focal length"),
+        ("1.5", 0, "is wide for lanes of 3.6 m (--lane-width): the height or the focal length"),
         ("2.6", 78, "m wide: measure the camera's height anew"),
     ],
 )
