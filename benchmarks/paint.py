@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.lanes.types import Ego, Lane
-    from edge_server.tools.road.renderer import Truth
 
     Floats = NDArray[np.float64]
 
@@ -66,7 +65,7 @@ FEWEST_SHARE = 0.12
 THIRDS = ("near", "middle", "far")
 # Of published ground errors.
 DISTANCES_M = ((3.0, 15.0), (15.0, 30.0), (30.0, 60.0))
-OTHER_LINE_M = 1.0
+OTHER_LINE_M, FITTED_TO_M = 1.0, 45.0
 WITHIN = {1.0: 67, 2.0: 95}
 
 
@@ -85,11 +84,10 @@ class Picture(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Lines (N, 2) px, the camera as it stands, and where the vehicle is."""
+    """Lines (N, 2) px, and the camera as it stands."""
 
     lines: list[Floats]
     camera: CameraModel
-    vehicle: Truth
 
 
 @dataclass
@@ -224,7 +222,6 @@ def drive_pictures(scene: RoadScene, frames: int, detect: Detect) -> Iterator[Pi
         truth = Known(
             [line.astype(np.float64) for line in lines],
             camera_of(scene, look(*at, pose=pose).horizon_px),
-            course.truth(time_s),
         )
         yield Picture(bgr, time_s, detect(bgr, lines), truth)
 
@@ -498,17 +495,28 @@ def compare_ground(frame: LaneFrame, truth: Known, found: Found) -> None:
             pairs = zip(error[inside].tolist(), std_m[inside].tolist(), strict=True)
             found.errors[f"line {low:g}-{high:g} m"] += pairs
     if frame.ego is not None:
-        compare_ego(frame.ego, truth.vehicle, found)
+        compare_ego(frame.ego, lines, found)
 
 
-def compare_ego(ego: Ego, truth: Truth, found: Found) -> None:
-    if ego.lateral_offset_m is None or abs(ego.lateral_offset_m - truth.offset_m) > OTHER_LINE_M:
+def compare_ego(ego: Ego, lines: Sequence[Floats], found: Found) -> None:
+    """Note the vehicle's errors against the drawn lines, from which the drive's own figures differ
+    by some cm, as the road is drawn in steps."""
+    fits = [
+        np.polyfit(*line[line[:, 0] < FITTED_TO_M].T, 4)[::-1] for line in lines if len(line) > 9
+    ]
+    left = min((fit for fit in fits if fit[0] > 0), key=lambda fit: fit[0], default=None)
+    right = max((fit for fit in fits if fit[0] <= 0), key=lambda fit: fit[0], default=None)
+    if left is None or right is None:
+        return
+    c0, c1, c2 = ((left + right) / 2)[:3].tolist()
+    cosine = math.cos(math.atan(c1))
+    if ego.lateral_offset_m is None or abs(ego.lateral_offset_m + c0 * cosine) > OTHER_LINE_M:
         return
     values = {
-        "offset m": (ego.lateral_offset_m, truth.offset_m, ego.lateral_offset_std_m),
-        "heading rad": (ego.heading_error_rad, truth.heading_rad, None),
-        "curvature 1/m": (ego.curvature_1pm, truth.curvature_1pm, None),
-        "width m": (ego.lane_width_m, truth.width_m, None),
+        "offset m": (ego.lateral_offset_m, -c0 * cosine, ego.lateral_offset_std_m),
+        "heading rad": (ego.heading_error_rad, -math.atan(c1), None),
+        "curvature 1/m": (ego.curvature_1pm, 2 * c2 * cosine**3, None),
+        "width m": (ego.lane_width_m, float(left[0] - right[0]) * cosine, None),
     }
     for name, (said, true, std) in values.items():
         if said is not None:

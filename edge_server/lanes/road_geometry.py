@@ -46,7 +46,9 @@ _PLAUSIBLE_WIDTH_M = (2.0, 6.0)
 # A lane that begins far ahead still has its place, to half a lane.
 _LARGEST_OFFSET_STD_M = 0.9
 _LARGEST_HEADING_STD_RAD = math.radians(2.0)
-_LARGEST_CURVATURE_STD = 1 / 1000
+_LARGEST_CURVATURE_STD = 1 / 200
+# Straight roads and bends of this radius are told apart, or the bend is larger than its deviation.
+_STRAIGHT_STD = 1 / 1000
 # The pitch shows where both boundaries are seen for so long, up to that distance.
 _SHORTEST_SHARED_M = 8.0
 _FARTHEST_SHARED_M = 35.0
@@ -235,7 +237,7 @@ def ego_of(lanes: Sequence[Lane]) -> Ego:
     heading = -math.atan(slope) if slope_std <= _LARGEST_HEADING_STD_RAD else None
     bend, bend_std = _mean(seen, 2)
     curvature = None
-    if 2.0 * bend_std <= _LARGEST_CURVATURE_STD:
+    if 2.0 * bend_std <= min(_LARGEST_CURVATURE_STD, max(_STRAIGHT_STD, 2.0 * abs(bend))):
         curvature = 2.0 * bend / (1.0 + slope * slope) ** 1.5
     offset = std = width = None
     if left is not None and right is not None:
