@@ -47,8 +47,8 @@ _PLAUSIBLE_WIDTH_M = (2.0, 6.0)
 _LARGEST_OFFSET_STD_M = 0.9
 _LARGEST_HEADING_STD_RAD = math.radians(2.0)
 _LARGEST_CURVATURE_STD = 1 / 200
-# Straight roads and bends of this radius are told apart, or the bend is larger than its deviation.
-_STRAIGHT_STD = 1 / 1000
+# Bends of this radius are told from straight roads, or the bend is larger than its deviation.
+_STRAIGHT_STD = 1 / 350
 # The pitch shows where both boundaries are seen for so long, up to that distance.
 _SHORTEST_SHARED_M = 8.0
 _FARTHEST_SHARED_M = 35.0
@@ -200,9 +200,9 @@ def _ground_lane(fits: _Fits, row: int) -> GroundLane | None:
     coefficients = fits.coefficients[row]
     if np.isnan(coefficients[0]):
         return None
-    polynomial = Polynomial(
-        coefficients, fits.covariance[row], float(fits.x_min[row]), float(fits.x_max[row])
-    )
+    covariance = fits.covariance[row]
+    ends = float(fits.x_min[row]), float(fits.x_max[row])
+    polynomial = Polynomial(coefficients, covariance, *ends, covariance - fits.noise[row])
     return GroundLane(fits.points[row, : fits.seen[row]], polynomial)
 
 

@@ -32,15 +32,15 @@ _GATE = 13.3
 # At these shares of the detected range polynomials are compared.
 _SAMPLES = np.linspace(0.0, 1.0, 4)
 # Standard deviations of what a detection's covariance does not know, at 0 m and for each metre
-# ahead: paint is 0.1 to 0.2 m wide.
-_FLOOR_M, _FLOOR_PER_M = 0.05, 0.003
+# ahead: the road is not flat.
+_FLOOR_M, _FLOOR_PER_M = 0.03, 0.001
 # Standard deviations of c0..c3 before anything was measured: half a lane, 15 degrees, a bend of
 # 65 m radius, and its change within 50 m.
 _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
 # Growth of the standard deviations of c0..c3 in one second: with speed and yaw rate known, and
-# without, where steering within the lane is all that limits them.
+# without, where steering within the lane is all that limits c0 and c1; the others are the road's.
 _GROWTH_KNOWN = np.array([0.10, 0.010, 1.2e-3, 2e-5])
-_GROWTH_UNKNOWN = np.array([0.35, 0.040, 2.5e-3, 4e-5])
+_GROWTH_UNKNOWN = np.array([0.35, 0.040, 1.2e-3, 2e-5])
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,21 @@ class LaneFilter:
 
     Attributes:
         mean: (4,) float64, c0..c3; see `Polynomial`.
-        covariance: (4, 4) float64.
+        covariance: (4, 4) float64, without what frames have in common.
         x_min_m, x_max_m: the range that is still ahead of what was last detected.
     """
 
     def __init__(self, first: Polynomial) -> None:
         self.mean: NDArray[np.float64] = first.coefficients.astype(np.float64)
         self.covariance: NDArray[np.float64] = np.diag(_PRIOR**2)
+        self._common: NDArray[np.float64] = np.zeros((4, 4))
         self.correct(first)
 
     @property
     def polynomial(self) -> Polynomial:
         """The estimate."""
-        return Polynomial(self.mean, self.covariance, self.x_min_m, self.x_max_m)
+        covariance = self.covariance + self._common
+        return Polynomial(self.mean, covariance, self.x_min_m, self.x_max_m, self._common)
 
     def at(self, x_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (N,) y in m at (N,) `x_m`."""
@@ -108,7 +110,11 @@ class LaneFilter:
         x_m = detection.x_min_m + _SAMPLES * (detection.x_max_m - detection.x_min_m)
         powers = _powers(x_m)
         difference = powers @ (detection.coefficients - self.mean)
-        measured = np.einsum("ij,jk,ik->i", powers, detection.covariance, powers)
+        # More frames do not tell what they have in common.
+        if detection.common is not None:
+            self._common = detection.common
+        apart = detection.covariance - self._common
+        measured = np.einsum("ij,jk,ik->i", powers, apart, powers)
         noise = np.diag(measured + (_FLOOR_M + _FLOOR_PER_M * x_m) ** 2)
         expected = powers @ self.covariance @ powers.T
         surprise = float(difference @ np.linalg.solve(expected + noise, difference))

@@ -182,7 +182,7 @@ def test_a_minutes_drive_stays_within_the_figures() -> None:
 
 @pytest.mark.parametrize(
     ("bend", "std", "known"),
-    [(0.0, 2e-4, True), (0.0, 2e-3, False), (4e-3, 2e-3, True), (1e-2, 8e-3, False)],
+    [(0.0, 2e-4, True), (0.0, 3e-3, False), (4e-3, 3e-3, True), (1e-2, 8e-3, False)],
 )
 def test_curvature_is_unknown_where_its_deviation_says_nothing_of_the_road(
     bend: float, std: float, known: bool
