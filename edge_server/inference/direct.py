@@ -82,8 +82,9 @@ class InstancePool:
     ) -> InstancePool:
         """Create all instances of the configuration.
 
-        Raises: EdgeServerError: one cannot be made, or none may run; those before it are closed
-        again.
+        Raises:
+            EdgeServerError: one cannot be made, or none may run; those before it are closed
+                again.
         """
         return _pool_of(_make(config, model, limiter), limiter)
 
@@ -141,7 +142,8 @@ class InstancePool:
             expect: `ExpectedWait.check` of a request, called before a wait until a deadline; it may
                 refuse the request.
 
-        Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`.
+        Raises:
+            DeadlineExceeded, Cancelled: see `Waiter.wait`.
         """
         now = time.monotonic()
         if deadline is not None and (now >= deadline or self._limited or not self._idle):

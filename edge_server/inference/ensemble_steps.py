@@ -302,7 +302,7 @@ class EnsembleCall:
         }
 
     def check_alive(self, step: PlannedStep) -> None:
-        """Raises: Cancelled, DeadlineExceeded: `step` need not begin, as the caller has gone."""
+        """Raise Cancelled or DeadlineExceeded where the caller has gone: `step` need not begin."""
         request = self.request
         if request.cancellation is not None and request.cancellation.cancelled:
             raise Cancelled("")
@@ -355,7 +355,8 @@ class EnsembleCall:
         """The response whose outputs are among `tensors`; its parameters are the place in the
         sequence, which Triton's ensembles always return.
 
-        Raises: EdgeServerError: a device failed, or an output does not fit its shape.
+        Raises:
+            EdgeServerError: a device failed, or an output does not fit its shape.
         """
         config = self._config
         outputs: dict[str, Tensor] = {}
