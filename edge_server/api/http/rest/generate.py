@@ -171,7 +171,7 @@ def generate_request(
         raise InvalidRequest(
             "Keyword: 'parameters' for nested schema also given as input tensor name"
         )
-    nested = fields.field(given, "parameters", fields.table, default={})
+    nested = fields.field(given, "parameters", dict, default={})
     for key, value in [*given.items(), *nested.items()]:
         if key == "parameters":
             continue

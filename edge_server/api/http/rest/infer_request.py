@@ -235,10 +235,10 @@ def json_request(
     request = fields.read_json(body[:length], call)
     binary = body[length:]
     message = pb.ModelInferRequest(model_name=model, model_version=version)
-    message.id = fields.field(request, "id", fields.text, default="")
+    message.id = fields.field(request, "id", str, default="")
     wanted = Wanted()
     if "parameters" in request:
-        parameters = fields.field(request, "parameters", fields.table)
+        parameters = fields.field(request, "parameters", dict)
         _read_parameters(message.parameters, parameters, wanted)
     raw: list[bytes | memoryview] = []
     for given in _tensors(request, "inputs"):
@@ -253,10 +253,10 @@ def json_request(
 
 
 def _tensors(request: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    listed = fields.field(request, name, fields.array)
+    listed = fields.field(request, name, list)
     if len(listed) > _MOST_TENSORS:
         raise InvalidRequest(f"a request with more than {_MOST_TENSORS} {name} is not read")
-    return [fields.field({name: each}, name, fields.table) for each in listed]
+    return [fields.field({name: each}, name, dict) for each in listed]
 
 
 def _read_input(
@@ -264,22 +264,22 @@ def _read_input(
 ) -> tuple[bytes | memoryview | None, memoryview]:
     """Add an input; return its raw contents, None where they are in shared memory, and what is left
     of the binary data."""
-    parameters = fields.field(given, "parameters", fields.table, default={})
+    parameters = fields.field(given, "parameters", dict, default={})
     _check_only_one(given, parameters)
-    name = fields.field(given, "name", fields.text)
-    type_name = fields.field(given, "datatype", fields.text)
-    dims = fields.field(given, "shape", fields.array)
+    name = fields.field(given, "name", str)
+    type_name = fields.field(given, "datatype", str)
+    dims = fields.field(given, "shape", list)
     if len(dims) > MOST_DIMENSIONS:  # the product of many large ones takes minutes
         raise InvalidRequest(
             f"input '{name}' has a shape of {len(dims)} dimensions, at most {MOST_DIMENSIONS} are "
             "read"
         )
-    shape = [fields.field({"shape": dim}, "shape", fields.unsigned) for dim in dims]
+    shape = [fields.field({"shape": dim}, "shape", int) for dim in dims]
     if any(dim >= 2**63 for dim in shape):
         raise InvalidRequest(f"input '{name}' has a dimension that no memory holds")
     tensor = message.inputs.add(name=name, datatype=type_name, shape=shape)
     if "binary_data_size" in parameters:
-        size = fields.field(parameters, "binary_data_size", fields.unsigned)
+        size = fields.field(parameters, "binary_data_size", int)
         if size > len(binary):
             raise InvalidRequest(
                 f"unexpected size for input '{name}', expecting {size - len(binary)} additional "
@@ -293,7 +293,7 @@ def _read_input(
     if datatype is None:
         raise InvalidRequest(f"invalid datatype for input {name}")
     count = math.prod(shape)
-    data = fields.field(given, "data", fields.array)
+    data = fields.field(given, "data", list)
     return (to_raw_contents(name, datatype, count, data) if count else b""), binary
 
 
@@ -317,11 +317,11 @@ def _check_only_one(given: dict[str, Any], parameters: dict[str, Any]) -> None:
 
 
 def _read_output(message: Any, given: dict[str, Any], wanted: Wanted) -> None:
-    parameters = fields.field(given, "parameters", fields.table, default={})
-    name = fields.field(given, "name", fields.text)
-    binary = fields.field(parameters, "binary_data", fields.boolean, default=False)
+    parameters = fields.field(given, "parameters", dict, default={})
+    name = fields.field(given, "name", str)
+    binary = fields.field(parameters, "binary_data", bool, default=False)
     output = message.outputs.add(name=name)
-    classes = fields.field(parameters, "classification", fields.unsigned, default=0)
+    classes = fields.field(parameters, "classification", int, default=0)
     if "shared_memory_region" in parameters:
         for other, set_too in (
             ("classification", "classification" in parameters),
@@ -337,9 +337,9 @@ def _read_output(message: Any, given: dict[str, Any], wanted: Wanted) -> None:
 
 def _read_region(tensor: Any, parameters: dict[str, Any]) -> None:
     name, offset, size = _REGION
-    tensor.parameters[name].string_param = fields.field(parameters, name, fields.text)
+    tensor.parameters[name].string_param = fields.field(parameters, name, str)
     for key in (offset, size):
-        number = fields.field(parameters, key, fields.unsigned, default=0)
+        number = fields.field(parameters, key, int, default=0)
         if number or key == size:
             # The message has them signed, and they are read as unsigned.
             tensor.parameters[key].int64_param = number - 2**64 if number >= 2**63 else number
@@ -348,18 +348,16 @@ def _read_region(tensor: Any, parameters: dict[str, Any]) -> None:
 def _read_parameters(message: Any, parameters: dict[str, Any], wanted: Wanted) -> None:
     for key, value in parameters.items():
         if key == "binary_data_output":
-            wanted.others_binary = fields.field(parameters, key, fields.boolean)
+            wanted.others_binary = fields.field(parameters, key, bool)
         elif key == "sequence_id" and isinstance(value, str):
             message[key].string_param = value
         elif key == "sequence_id":
-            number = fields.field(parameters, key, fields.unsigned)
+            number = fields.field(parameters, key, int)
             message[key].int64_param = number - 2**64 if number >= 2**63 else number
         elif key in ("sequence_start", "sequence_end"):
-            message[key].bool_param = fields.field(parameters, key, fields.boolean)
+            message[key].bool_param = fields.field(parameters, key, bool)
         elif key in ("priority", "timeout"):
-            message[key].int64_param = min(
-                fields.field(parameters, key, fields.unsigned), 2**63 - 1
-            )
+            message[key].int64_param = min(fields.field(parameters, key, int), 2**63 - 1)
         elif key.startswith("triton_"):
             raise InvalidRequest(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,11 +14,12 @@ from edge_server.api.admission import COUNTED_FROM_BYTES
 from edge_server.errors import InternalError, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from edge_server.api.admission import Call
 
 _Value = TypeVar("_Value", str, bytes)
+_Kind = TypeVar("_Kind")
 # Limit of what is parsed at once: Python's objects take many times the memory, and no other thread
 # runs meanwhile.
 _LONGEST_JSON_BYTES = 4 * 1024 * 1024
@@ -33,7 +34,6 @@ _TEXT_BYTES = 64
 _MOST_QUOTES_OF_LOAD = 2**16
 _QUOTE = ord('"')
 _PART_BYTES = 1024 * 1024
-_MOST_UINT64 = 2**64 - 1
 _MISSING = object()
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -66,7 +66,7 @@ def read_load_parameters(data: memoryview, longest_bytes: int) -> dict[str, msgs
     if len(data) <= longest_bytes:
         with suppress(ValueError, RecursionError):
             return msgspec.json.decode(data, type=_Load).parameters
-    parameters = field(read_json(data), "parameters", table, default={})
+    parameters = field(read_json(data), "parameters", dict, default={})
     return {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in parameters.items()}
 
 
@@ -80,7 +80,7 @@ def load_value(key: str, value: msgspec.Raw, kind: type[_Value]) -> _Value:
     except msgspec.ValidationError as error:
         if kind is bytes and memoryview(value)[:1] == b'"':
             raise InvalidRequest(f"load parameter '{key}' is not base64: {error}") from error
-        return cast("_Value", field({key: None}, key, text))
+        return field({key: None}, key, kind)
     except ValueError as error:
         raise InternalError(f"failed to parse the request JSON buffer: {error}") from error
 
@@ -163,54 +163,30 @@ def _not_quite_json(text: str) -> Any:
     return found
 
 
-def field(
-    table: dict[str, Any],
-    name: str,
-    read: Callable[[Any], Any],
-    default: Any = _MISSING,
-) -> Any:
-    """Return the field `name` as `read` returns it, or `default`.
+# What a field may be, and Triton's words for one that is something else. An int is unsigned.
+_OTHERWISE: Mapping[type, str] = {
+    list: "existing non-array as array",
+    dict: "existing non-object as object",
+    str: "JSON non-string as string",
+    bytes: "JSON non-string as string",  # in base64
+    bool: "JSON non-boolean as boolean",
+    int: "JSON non-unsigned-integer as unsigned-integer",
+}
+
+
+def field(table: Mapping[str, Any], name: str, kind: type[_Kind], default: Any = _MISSING) -> _Kind:
+    """Return the field `name`, which is of that kind, or `default`.
 
     Raises:
         InternalError: there is none and no default, or it is of another type.
     """
-    if name not in table:
-        if default is not _MISSING:
-            return default
+    value: Any = table.get(name, default)
+    if value is _MISSING:
         raise InternalError(
             f"Unable to parse '{name}': attempt to access non-existing object member '{name}'"
         )
-    try:
-        return read(table[name])
-    except TypeError as error:
-        raise InternalError(f"Unable to parse '{name}': {error}") from None
-
-
-def array(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("attempt to access existing non-array as array")
-    return value
-
-
-def table(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError("attempt to access existing non-object as object")
-    return value
-
-
-def text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("attempt to access JSON non-string as string")
-    return value
-
-
-def boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("attempt to access JSON non-boolean as boolean")
-    return value
-
-
-def unsigned(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_UINT64:
-        raise TypeError("attempt to access JSON non-unsigned-integer as unsigned-integer")
-    return value
+    is_kind = type(value) is kind  # a bool is no int here
+    if name in table and not (is_kind and (kind is not int or 0 <= value < 2**64)):
+        raise InternalError(f"Unable to parse '{name}': attempt to access {_OTHERWISE[kind]}")
+    found: _Kind = value
+    return found

@@ -106,7 +106,7 @@ def _plain(message: Any) -> dict[str, Any]:
 def repository_index(api: RestApi, call: RestCall) -> Answer:
     """Return the models of the repositories."""
     _refuse_repository(call)
-    only_ready = fields.field(fields.read_json(call.body), "ready", fields.boolean, default=False)
+    only_ready = fields.field(fields.read_json(call.body), "ready", bool, default=False)
     found: list[dict[str, str]] = []
     for entry in (api.control or api.data_plane).index(only_ready=only_ready):
         described = {"name": as_utf8(entry.name)}
@@ -137,10 +137,10 @@ def load(api: RestApi, call: RestCall) -> Answer:
 def unload(api: RestApi, call: RestCall) -> Answer:
     """Unload a model."""
     _refuse_repository(call)
-    parameters = fields.field(fields.read_json(call.body), "parameters", fields.table, default={})
+    parameters = fields.field(fields.read_json(call.body), "parameters", dict, default={})
     request = pb.RepositoryModelUnloadRequest(model_name=call.model)
     if "unload_dependents" in parameters:
-        dependents = fields.field(parameters, "unload_dependents", fields.boolean)
+        dependents = fields.field(parameters, "unload_dependents", bool)
         request.parameters["unload_dependents"].bool_param = dependents
     unload_model(api.control, request)
     return NOTHING
@@ -175,9 +175,9 @@ def register_region(api: RestApi, call: RestCall) -> Answer:
             raise InvalidRequest(f"Shared memory register request has no '{required}' field")
     regions.register(
         name,
-        fields.field(given, "key", fields.text),
-        fields.field(given, "offset", fields.unsigned, default=0),
-        fields.field(given, "byte_size", fields.unsigned),
+        fields.field(given, "key", str),
+        fields.field(given, "offset", int, default=0),
+        fields.field(given, "byte_size", int),
     )
     return NOTHING
 
@@ -230,9 +230,9 @@ def trace_setting(api: RestApi, call: RestCall) -> Answer:
     for key, value in _changes(call).items():
         values = request.settings[key].value
         if isinstance(value, list):
-            values.extend(fields.field({key: each}, key, fields.text) for each in value)
+            values.extend(fields.field({key: each}, key, str) for each in value)
         elif value is not None:
-            values.append(fields.field({key: value}, key, fields.text))
+            values.append(fields.field({key: value}, key, str))
     settings = update_trace_settings(api.tracer, call.model, request.settings).settings
     shown = {name: list(settings[name].value) for name in sorted(settings)}
     return as_json(
@@ -252,7 +252,7 @@ def log_settings(api: RestApi, call: RestCall) -> Answer:
         elif value is None:
             del request.settings[key]
         else:
-            setting.string_param = fields.field({key: value}, key, fields.text)
+            setting.string_param = fields.field({key: value}, key, str)
     settings = update_log_settings(api.log_switches, request).settings
     return as_json(
         {
