@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from edge_server.board.installation import remedy
@@ -39,3 +40,8 @@ def find_backend(name: str) -> Backend:
         raise ModelConfigError(
             f"backend '{name}' cannot be used here: {error}; {remedy(error.name or '')}"
         ) from error
+
+
+def missing_library(name: str) -> str:
+    """Return the library of a device that backend `name` needs and that is not installed, or ""."""
+    return "TensorRT" if name == "tensorrt" and find_spec("tensorrt") is None else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.board.board import is_jetson
 from edge_server.board.installation import missing
 from edge_server.board.resources import nearest_directory
 from edge_server.errors import SettingsError
@@ -88,6 +89,7 @@ def chosen_completion(settings: Repository, devices: Devices, python: Python) ->
         devices.reason,
         python,
         settings.config_name,
+        jetson=is_jetson(),
     )
 
 

@@ -184,6 +184,8 @@ class ModelEntry:
         loaded: present when READY.
         may_pass: for an UNAVAILABLE version: its files are not known to be at fault, so the next
             attempt may succeed.
+        configuration: for a READY version: the file that configures it, the devices that it runs
+            on, and why that is not another one; empty for an ensemble.
     """
 
     name: str
@@ -192,6 +194,7 @@ class ModelEntry:
     reason: str = ""
     loaded: LoadedModel | None = None
     may_pass: bool = False
+    configuration: str = ""
 
 
 class Snapshot:

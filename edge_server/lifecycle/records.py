@@ -63,6 +63,8 @@ class ModelRecord:
         versions: the versions in that state; 0 stands for a model without a known version.
         reason: why the model is in its state, or the progress of its load.
         may_pass: the files are not known to be at fault, so the next load may succeed.
+        shortfall: why what serves is not the configuration that this machine should serve, and how
+            far that is; empty if it is.
         stays: why the serving versions, whose canary failed, could not be rolled back.
         shown: mode POLL, as all below: the model's directory in the repository, for texts.
         delivery: what becomes of the newest delivery.
@@ -82,6 +84,7 @@ class ModelRecord:
     versions: tuple[int, ...] = ()
     reason: str = ""
     may_pass: bool = False
+    shortfall: str = ""
     stays: str = ""
     shown: Path | None = None
     delivery: Delivery = field(default_factory=Settled)
@@ -128,8 +131,18 @@ class ModelRecord:
                 ModelEntry(self.name, version, self.state, reason, may_pass=self.may_pass)
                 for version in self.versions
             ]
+        degraded = self.shortfall and f"degraded: {self.shortfall}"
+        reason = "; ".join(filter(None, (reason, degraded)))
+        configuration = self.serving.model_spec.configuration
         return [
-            ModelEntry(self.name, model.version, ModelState.READY, reason, model)
+            ModelEntry(
+                self.name,
+                model.version,
+                ModelState.READY,
+                reason[:LONGEST_REASON],
+                model,
+                configuration=configuration,
+            )
             for model in self.serving.models
         ]
 
@@ -167,10 +180,22 @@ class ModelRecord:
             self.delivery = Settled(copy)
         self.again = None
         self.serving, self.reason, self.stays = built, reason, ""
+        self.shortfall = ""
+        if spec.is_degraded:
+            self.shortfall = "the preferred configuration was rolled back" if reason else spec.why
         for name, effect in without_effect(spec.message).items():
             log.warning("model %s: field '%s' has no effect here: %s", self.name, name, effect)
         versions = ", ".join(str(model.version) for model in built.models)
-        log.info("model %s: READY, version %s, %.0f ms", self.name, versions, 1e3 * built.took_s)
+        took_ms = 1e3 * built.took_s
+        log.info("model %s: READY, version %s, %.0f ms", self.name, versions, took_ms)
+        if spec.why:
+            log.log(
+                logging.WARNING if spec.is_degraded else logging.INFO,
+                "model %s: %s%s",
+                self.name,
+                "degraded: " if spec.is_degraded else "",
+                spec.configuration,
+            )
 
     def fail(self, failure: LoadFailure) -> None:
         """Note a failed load. Versions that serve continue to; an ensemble waits for members."""
@@ -221,7 +246,7 @@ class ModelRecord:
         self.reason = self.stays = text[:LONGEST_REASON]
 
     def _stop_serving(self, state: ModelState, versions: tuple[int, ...], reason: str = "") -> None:
-        self.serving, self.stays = None, ""
+        self.serving, self.stays, self.shortfall = None, "", ""
         self.state, self.versions, self.reason = state, versions, reason
         self.may_pass = False
 
