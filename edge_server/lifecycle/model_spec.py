@@ -23,7 +23,7 @@ from edge_server.errors import (
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
 from edge_server.model_config.files import select_versions
-from edge_server.model_config.preferred import configurations, devices_of, missing_device
+from edge_server.model_config.preferred import configurations, missing_device
 from edge_server.model_config.validation import validate
 from edge_server.process.utf8 import as_utf8, is_utf8
 from edge_server.repository.scan import DEEPEST, MOST_FILES, fingerprint
@@ -193,15 +193,6 @@ class ModelSpec:
     def is_same_as(self, other: ModelSpec) -> bool:
         """Return whether both specs are of the same files; False for two different overrides."""
         return self is other or (not self.is_overridden and self.fingerprint == other.fingerprint)
-
-    @property
-    def configuration(self) -> str:
-        """Which configuration this is, the devices it runs on, and why it is not another; empty for
-        an ensemble."""
-        if self.is_ensemble:
-            return ""
-        where = f"{self.files.config_name} on {devices_of(self.config)}"
-        return f"{where}: {self.why}" if self.why else where
 
     def standing_in(self, head: ModelSpec, why: str) -> ModelSpec:
         """Return the fallback, to be loaded as `head` and what came before it cannot be."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_server.errors import may_pass
-from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState
+from edge_server.inference.registry import UNLOADED, Configuration, ModelEntry, ModelState
 from edge_server.lifecycle.deployment import (
     Leaving,
     Loading,
@@ -27,6 +27,7 @@ from edge_server.lifecycle.deployment import (
 from edge_server.lifecycle.fit import Fit, fit
 from edge_server.lifecycle.model_spec import LONGEST_REASON, Part
 from edge_server.model_config.fields import without_effect
+from edge_server.model_config.preferred import devices_of
 from edge_server.repository.store import StagedModel
 from edge_server.repository.verdicts import (
     GOOD,
@@ -133,7 +134,11 @@ class ModelRecord:
             ]
         degraded = self.shortfall and f"degraded: {self.shortfall}"
         reason = "; ".join(filter(None, (reason, degraded)))
-        configuration = self.serving.model_spec.configuration
+        spec = self.serving.model_spec
+        configuration = None
+        if not spec.is_ensemble:
+            file, devices = spec.files.config_name, devices_of(spec.config)
+            configuration = Configuration(file, devices, spec.why, self.shortfall)
         return [
             ModelEntry(
                 self.name,
@@ -189,13 +194,8 @@ class ModelRecord:
         took_ms = 1e3 * built.took_s
         log.info("model %s: READY, version %s, %.0f ms", self.name, versions, took_ms)
         if spec.why:
-            log.log(
-                logging.WARNING if spec.is_degraded else logging.INFO,
-                "model %s: %s%s",
-                self.name,
-                "degraded: " if spec.is_degraded else "",
-                spec.configuration,
-            )
+            level = logging.WARNING if spec.is_degraded else logging.INFO
+            log.log(level, "model %s: %s", self.name, self.entries()[0].configuration)
 
     def fail(self, failure: LoadFailure) -> None:
         """Note a failed load. Versions that serve continue to; an ensemble waits for members."""

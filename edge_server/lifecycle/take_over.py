@@ -103,7 +103,7 @@ class TakeOver:
             again = again or not failure.version or may_pass(failure.error)
             tried = tried.standing_in(head, failure.reason)
         if self._lifecycle.report_shortfall(stand_in, tried.why):
-            log.warning("model %s: degraded: %s", stand_in.name, tried.configuration)
+            log.warning("model %s: degraded: %s", stand_in.name, tried.why)
         return again
 
     def _try(self, stand_in: ModelSpec, preferred: ModelSpec) -> LoadFailure | None:
