@@ -179,7 +179,7 @@ class ModelSpec:
                 lacks.insert(0, f"{chosen.config_name}: {lacking}")
             else:
                 better = _completed(chosen, message, completion, seen)
-                spec = replace(better, fallback=spec)
+                spec, lacks = replace(better, fallback=spec), []
         return replace(spec, why="; ".join(lacks), is_degraded=bool(lacks) and completion.jetson)
 
     @property

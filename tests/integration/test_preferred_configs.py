@@ -4,6 +4,7 @@ are simulated."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.daemon_process import Process
 from support.flashed_board import FlashedBoard
 from support.polling_server import POLL
 from support.waiting import wait_until
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import tritonclient.grpc as triton
-    from support.daemon_process import Process
 
 CHECKOUT = Path(__file__).parents[2]
 MODELS = f"--model-repository={CHECKOUT / 'models'}"
@@ -144,6 +145,38 @@ def test_where_there_is_no_nvdla_core_the_gpu_serves_degraded_with_the_reason(
     assert "degraded: configs/nvdla.pbtxt: " in reason
     assert "DLA Core ID: 0, available number of DLA cores: 0" in reason
     assert "not with JetPack 7.2 (10.16)" in reason
+
+
+def test_a_plan_that_fails_its_checks_leaves_the_onnx_file_in_service(
+    on_gpu: Callable[..., None],
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    on_gpu("off=nan")
+    assert refresh(MODELS) == "plans: 0 fit, 1 built"
+    platform, reason = network(client(start(MODELS)))
+    assert platform == "onnxruntime_onnx"
+    assert reason.startswith("degraded: configs/tensorrt.pbtxt: ")
+    assert "not finite" in reason
+
+
+def test_a_plan_that_kills_the_daemon_twice_is_put_aside_and_the_onnx_file_serves(
+    on_gpu: Callable[..., None],
+    tmp_path: Path,
+    client: Callable[[Process], triton.InferenceServerClient],
+    start: Callable[..., Process],
+) -> None:
+    on_gpu()
+    assert refresh(MODELS) == "plans: 0 fit, 1 built"
+    on_gpu("crash=deserialize")
+    for _ in range(2):
+        process = Process(tmp_path, MODELS, *POLL)
+        assert process.popen.wait(60) == -signal.SIGABRT
+        process.close()
+    platform, reason = network(client(start(MODELS, *POLL)))
+    assert platform == "onnxruntime_onnx"
+    assert "degraded: configs/tensorrt.pbtxt: quarantined: " in reason
+    assert "edge-server models release laneDetect_model" in reason
 
 
 def test_without_a_gpu_the_onnx_file_serves_and_check_says_why() -> None:
