@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.files import CONFIGS_DIRECTORY, outside, reading
+from edge_server.model_config.files import CONFIGS_DIRECTORY, outside
 from edge_server.model_config.parse import read_model_config
 
 if TYPE_CHECKING:
@@ -34,13 +34,16 @@ def configurations(files: ModelFiles, config_name: str) -> list[tuple[ModelFiles
     """
     custom = files.with_custom_config(config_name)
     names: list[str] = []
-    with reading(files.config_path):
-        exists = files.config_path.exists()
-    if exists or custom is files:
+    try:
         message = read_model_config(files.config_path)
-        if PREFERRED_CONFIGS in message.parameters:
-            listed = message.parameters[PREFERRED_CONFIGS].string_value.split(",")
-            names = [name.strip() for name in listed if name.strip()]
+    except ModelConfigError:
+        # As in Triton, it is not read where another one takes its place.
+        if custom is files:
+            raise
+        message = pb.ModelConfig()
+    if PREFERRED_CONFIGS in message.parameters:
+        listed = message.parameters[PREFERRED_CONFIGS].string_value.split(",")
+        names = [name.strip() for name in listed if name.strip()]
     if not names:
         return [(custom, message if custom is files else read_model_config(custom.config_path))]
     if custom is not files:

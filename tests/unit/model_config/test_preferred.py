@@ -47,6 +47,8 @@ def test_without_the_parameter_it_is_as_in_triton(model: Path) -> None:
     (model / "config.pbtxt").write_text(IDENTITY)
     assert names(model) == ["config.pbtxt"]
     assert names(model, "other") == ["configs/other.pbtxt"]
+    (model / "config.pbtxt").write_text("no configuration")
+    assert names(model, "other") == ["configs/other.pbtxt"]
     (model / "config.pbtxt").unlink()
     assert names(model, "other") == ["configs/other.pbtxt"]
     assert names(model) == ["config.pbtxt"]
