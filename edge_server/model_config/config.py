@@ -226,8 +226,8 @@ class Completion:
         gpus: number of GPUs, numbered from 0.
         no_gpu: why there is no GPU.
         python: limits of the process that completes a Python model and then runs it.
-        jetson: this machine is built for its GPU: a model that prefers it and cannot have it serves
-            degraded.
+        jetson: this machine is built for its GPU: what would use it by default does not run on the
+            CPU instead, and what prefers it runs there degraded.
     """
 
     auto: bool = True
