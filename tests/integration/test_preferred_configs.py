@@ -212,7 +212,8 @@ def test_a_flashed_board_builds_serves_a_plan_and_builds_it_again_for_another_te
 ) -> None:
     """The board is simulated: a folder for the image, no partition, `firstboot` run by hand in the
     place of systemd, TensorRT and GPU by tests/simulated_gpu. `edge-server` is real."""
-    on_gpu()
+    orin = "compute=87,integrated=1,driver=12060"
+    on_gpu(cuda=orin)
     board = FlashedBoard(tmp_path)
     (tmp_path / "tools" / "edge-server").write_text(
         f"#!/bin/sh\n[ $1 = plan ] || exit 0\nPYTHONPATH={os.environ['PYTHONPATH']} "
@@ -236,9 +237,11 @@ def test_a_flashed_board_builds_serves_a_plan_and_builds_it_again_for_another_te
     process, connected = serve()
     assert network(connected) == ("tensorrt_plan", "")
     assert len(lanes(connected, road_input)["lane_scores"][0]) >= 2
+    # From the frame to its lanes nothing is copied between the board's one memory and itself.
+    assert not any(copies(process).values())
     assert process.terminate() == 0
     # The daemon is started again by the update, without a boot.
-    on_gpu("version=10.16.2.1,build_s=1")
+    on_gpu("version=10.16.2.1,build_s=1", orin)
     process, connected = serve()
     platform, reason = network(connected)
     assert platform == "onnxruntime_onnx"
