@@ -353,17 +353,18 @@ class RepositoryLoader:
         with while_wanted(partial(self._why_unwanted, read, stop, time.monotonic())):
             # What serves on the accelerator serves on while the next version is built for it.
             serving = self.table.serves(read.name)
-            head = None if serving is not None and not serving.is_degraded else read
-            built = self._make_model(read, stop, builds=head is None)
-            while isinstance(built, LoadFailure) and not isinstance(built.error, GivenUp):
-                if head is None or read.fallback is None:
-                    break
+            waits = serving is not None and not serving.is_degraded
+            head = read
+            while True:
+                may_fall_back = not waits and read.fallback is not None
+                built = self._make_model(read, stop, builds=not may_fall_back)
+                if not (may_fall_back and isinstance(built, LoadFailure)):
+                    return built
                 stand_in = read.standing_in(head, built.reason)
-                if not self.lifecycle.fall_back(read, stand_in):
-                    break
+                is_over = isinstance(built.error, GivenUp)
+                if is_over or not self.lifecycle.fall_back(read, stand_in):
+                    return built
                 read = stand_in
-                built = self._make_model(read, stop, builds=read.fallback is None)
-            return built
 
     def _why_unwanted(self, read: ModelSpec, stop: threading.Event | None, began: float) -> str:
         """Return why the load of `read`, which began at `began`, shall not go on; or ""."""

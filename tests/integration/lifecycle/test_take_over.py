@@ -117,6 +117,16 @@ def test_the_stand_in_serves_until_the_preferred_one_is_prepared(
     assert "degraded" not in world.entry.reason
 
 
+def test_a_model_that_prefers_nothing_is_prepared_by_its_load(
+    world: World, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    directory = write_model("alone", CONFIG + 'default_model_filename: "only"')
+    (directory / "1" / "only").write_text("5")
+    counted.to_prepare.add("only")
+    assert world.loader.load("alone") == {}
+    assert world.registry.snapshot.entries["alone", 1].reason == ""
+
+
 def test_without_a_start_nothing_is_prepared(world: World, counted: CountedBackend) -> None:
     assert world.loader.load("m") == {}
     assert world.entry.reason == "degraded: configs/fast.pbtxt: fast is not prepared"
