@@ -157,7 +157,7 @@ def test_a_plan_that_fails_its_checks_leaves_the_onnx_file_in_service(
     platform, reason = network(client(start(MODELS)))
     assert platform == "onnxruntime_onnx"
     assert reason.startswith("degraded: configs/tensorrt.pbtxt: ")
-    assert "not finite" in reason
+    assert "output 'predict_lanes' has no finite element" in reason
 
 
 def test_a_plan_that_kills_the_daemon_twice_is_put_aside_and_the_onnx_file_serves(
@@ -173,7 +173,13 @@ def test_a_plan_that_kills_the_daemon_twice_is_put_aside_and_the_onnx_file_serve
         process = Process(tmp_path, MODELS, *POLL)
         assert process.popen.wait(60) == -signal.SIGABRT
         process.close()
-    platform, reason = network(client(start(MODELS, *POLL)))
+    process = start(MODELS, *POLL)
+    connected = client(process)
+    # The other models are ready from the copies that served before it.
+    wait_until(
+        lambda: connected.is_model_ready("laneDetect_model"), otherwise=process.log.read_text
+    )
+    platform, reason = network(connected)
     assert platform == "onnxruntime_onnx"
     assert "degraded: configs/tensorrt.pbtxt: quarantined: " in reason
     assert "edge-server models release laneDetect_model" in reason
@@ -237,8 +243,9 @@ def test_a_flashed_board_builds_serves_a_plan_and_builds_it_again_for_another_te
     process, connected = serve()
     assert network(connected) == ("tensorrt_plan", "")
     assert len(lanes(connected, road_input)["lane_scores"][0]) >= 2
-    # From the frame to its lanes nothing is copied between the board's one memory and itself.
-    assert not any(copies(process).values())
+    # From the frame to the network nothing is copied; its rows come to the host to be decoded.
+    copied = {key: count for key, count in copies(process).items() if count}
+    assert copied == {("lane_decode", "to_host"): 1}
     assert process.terminate() == 0
     # The daemon is started again by the update, without a boot.
     on_gpu("version=10.16.2.1,build_s=1", orin)
