@@ -144,6 +144,8 @@ class Deployments(CanaryOutcomes):
         if copy is not None:
             digest = _digest_of(model_spec, copy) if only_this else copy.digest
             self.store.quarantine(digest, f"rolled back: {reason}", copy.name)
+            if not only_this:
+                self.table[copy.name].rolled_back(copy, reason)
 
     def why_not(self, model_spec: ModelSpec) -> str:
         copy = copy_of(model_spec)
@@ -159,15 +161,10 @@ class Deployments(CanaryOutcomes):
             return nullcontext()
         return self.store.loading(copy, _digest_of(model_spec, copy))
 
-    def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
-        copy = copy_of(model_spec)
-        if copy is None:
-            return
-        self.count("rolled_back")
-        if not self.why_not(model_spec):
-            with self.table.lock:
-                self.table[copy.name].rolled_back(copy, reason)
-        self.report()
+    def rolled_back(self, model_spec: ModelSpec) -> None:
+        if copy_of(model_spec) is not None:
+            self.count("rolled_back")
+            self.report()
 
     def has_served(self, model_spec: ModelSpec) -> bool:
         copy = copy_of(model_spec)
@@ -272,7 +269,8 @@ class Updates:
                     record.is_good(copy)
                     continue
                 kind = Unavailable if record.may_pass else ModelConfigError
-                failure = LoadFailure(kind(record.reason))
+                # An ensemble without a member that fits is served as soon as there is one.
+                failure = LoadFailure(kind(record.reason), misfit=record.coming is not None)
                 now = time.monotonic()
                 record.not_loaded(copy, failure, now, passes=record.may_pass, served=True)
         self._deployments.report()
