@@ -143,9 +143,14 @@ _STATES: dict[str, dict[str, Any]] = {
     ),
     "ModelState": _object(
         "Whether a model serves.",
+        ("configuration",),
         model=_TEXT,
         state={"enum": ["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]},
         reason=_TEXT,
+        configuration={
+            **_TEXT,
+            "description": "The configuration that serves, its devices, and why it is not another.",
+        },
     ),
     "CameraStatus": _object(
         "Whether a camera delivers, and whether its frames get lanes.",

@@ -247,6 +247,7 @@ def make(options: argparse.Namespace, material: Material | None) -> None:
     config = options.out / "config.pbtxt"
     if not config.exists():
         shutil.copyfile(SHIPPED_MODEL / "config.pbtxt", config)
+        shutil.copytree(SHIPPED_MODEL / "configs", options.out / "configs", dirs_exist_ok=True)
     export(network, model_file)
     images = as_array(rendered_set(VERIFICATION_IMAGES, VERIFICATION_SEED))
     difference = verify(network, model_file, images)

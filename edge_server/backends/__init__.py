@@ -62,3 +62,8 @@ def find_backend(name: str) -> Backend:
         raise ModelConfigError(
             f"backend '{name}' cannot be used here: {error}; {remedy(error.name or '')}"
         ) from error
+
+
+def missing_library(name: str) -> str:
+    """Return the library of a device that backend `name` needs and that is not installed, or ""."""
+    return "TensorRT" if name == "tensorrt" and find_spec("tensorrt") is None else ""

@@ -24,6 +24,7 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.model_config.fields import ALLOW_INTERFACE_CHANGE
+from edge_server.model_config.preferred import PREFERRED_CONFIGS
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
 from edge_server.settings.mistakes import value_mistake
 from edge_server.tensors import Tensor, shape_text
@@ -227,6 +228,19 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """A backend whose models may need a build of minutes before they can be loaded."""
+
+    def prepare(self, context: LoadContext) -> None:
+        """Build what a load of the version lacks; return at once where it lacks nothing.
+
+        Raises:
+            EdgeServerError: nothing was built; the text gives the reason.
+        """
+        ...
+
+
 class TensorInstance(Instance):
     """An `Instance` over a function from tensors to tensors.
 
@@ -391,6 +405,7 @@ class LoadContext:
             reason. The backend may call it on any thread, and while instances are made; a call
             outside a load of the model has no effect. A backend that loads at once ignores it.
         server: for a model that sends requests to other models or loads them.
+        builds: the load may build for minutes what it lacks; otherwise it fails, see `Prepares`.
     """
 
     directory: Path
@@ -398,13 +413,14 @@ class LoadContext:
     devices: Devices
     progress: ProgressCallback = no_progress
     server: ServerContext = STANDALONE
+    builds: bool = True
 
 
 # Valid for every model, whatever its backend: the limit on the median latency of the model's golden
 # requests; a slower version is not published.
 GOLDEN_MAX_LATENCY_MS = "golden_max_latency_ms"
 
-OF_EVERY_MODEL = frozenset({GOLDEN_MAX_LATENCY_MS, ALLOW_INTERFACE_CHANGE})
+OF_EVERY_MODEL = frozenset({GOLDEN_MAX_LATENCY_MS, ALLOW_INTERFACE_CHANGE, PREFERRED_CONFIGS})
 
 
 class BackendParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

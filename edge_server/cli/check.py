@@ -217,7 +217,12 @@ def _check_models(
         findings.note(error)
         return None
     ready = data_plane.index(only_ready=True)
-    findings.well += [f"model {e.name} version {e.version}: {e.state.value}" for e in ready]
+    for each in ready:
+        chosen = each.configuration
+        where = "" if chosen is None else f", {chosen}"
+        warning = "warning: " if chosen is not None and chosen.degraded else ""
+        line = f"{warning}model {each.name} version {each.version}: {each.state.value}{where}"
+        findings.well.append(line)
     if not ready and not failed:
         findings.well.append(f"warning: {_nothing(repository)}")
     for entry in failed:

@@ -147,7 +147,6 @@ plan verify | tools.plan:verify_plan | whether a plan's outputs are those of its
 plan refresh | cli.plan:refresh | build each plan that is missing, or of another device or TensorRT
     --config FILE  the daemon's settings
     --model-repository DIR...  instead of the settings' repositories; repeatable
-    --hold N  for systemd: count as started after so many seconds; default: when all is built
   $ --config /etc/edge_server/config.toml
 
 convert | cli.convert:convert | make a model's directory of a file of another framework

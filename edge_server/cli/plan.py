@@ -18,13 +18,14 @@ from edge_server.backends.tensorrt import backend
 from edge_server.backends.tensorrt.plan_config import TensorRtParameters
 from edge_server.backends.tensorrt.plan_process import probe_device
 from edge_server.backends.tensorrt.source import PlanSource
+from edge_server.board.board import is_jetson
 from edge_server.board.identity import Identity
 from edge_server.cli.verbs import FAILED, OK
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion
-from edge_server.model_config.parse import read_model_config
+from edge_server.model_config.preferred import configurations
 from edge_server.mqtt.clients import RetainedState
 from edge_server.mqtt.payloads import Topics
 from edge_server.process.logs import set_up_logging
@@ -34,7 +35,7 @@ from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from edge_server.backends.contract import ProgressCallback
     from edge_server.backends.tensorrt.plan_options import DeviceFacts
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FOREVER_S = 365 * 86400
+_PLANS = "tensorrt"
+# Beyond the time that the daemon waits, only a process that hangs is not ready.
+_MORE_S = 60.0
 # Characters: a broker's clients want a line, the journal has all of it.
 _LONGEST_TEXT = 500
 
@@ -58,15 +61,17 @@ class Refreshed:
         fit: number of plans that fitted this device already.
         built: the plans that were built now.
         failures: a text for each model, or plan, that has no plan that fits.
+        needless: why no plan was looked for; empty if some were.
     """
 
     fit: int = 0
     built: list[Path] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    needless: str = ""
 
     def __str__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        return f"{self.fit} fit, {len(self.built)} built{failed}"
+        return self.needless or f"{self.fit} fit, {len(self.built)} built{failed}"
 
 
 def refresh(arguments: argparse.Namespace) -> int:
@@ -75,37 +80,47 @@ def refresh(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments.config, {"repository": {"paths": paths}} if paths else {})
     # Its progress is for the console, too.
     set_up_logging(settings.log, fields=False)
-    refreshed = refresh_for_unit(settings, version("edge-server"), arguments.hold or _FOREVER_S)
+    refreshed = refresh_for_unit(settings, version("edge-server"))
     print(f"plans: {refreshed}")
     for failure in refreshed.failures:
         print(f"edge-server: {failure}", file=sys.stderr)
     return FAILED if refreshed.failures else OK
 
 
-def refresh_for_unit(settings: Settings, version: str, hold_s: float) -> Refreshed:
+def refresh_for_unit(settings: Settings, version: str) -> Refreshed:
     """Refresh all plans; report to systemd, to the log and to the broker of `settings`.
 
-    systemd gets READY=1 after `hold_s`, or at the end, whatever that is: the units ordered after
-    this one start then.
+    systemd gets READY=1 after the setting `wait_for_plans_s`, or at the end, whatever that is: the
+    units ordered after this one start then.
 
     Raises:
         Unavailable: models here run plans, and there is no GPU or no TensorRT to build them with.
         ModelConfigError: a repository cannot be read.
     """
+    hold_s = settings.repository.wait_for_plans_s
     with ExitStack() as stack:
         stack.callback(notify, "READY=1")
+        notify(f"EXTEND_TIMEOUT_USEC={round(1e6 * (hold_s + _MORE_S))}")
         timer = threading.Timer(hold_s, _let_others_start, (hold_s,))
         timer.daemon = True
         timer.start()
         stack.callback(timer.cancel)
         found = Refreshed()
-        models = dict(plan_models(settings, found))
-        if not (models or found.failures):
-            log.info("plans: no model of %s runs one", ", ".join(settings.repository.paths))
+        models = list(_plan_models(settings, found))
+        facts = probe_device() if models or found.failures else None
+        if facts is None:
+            found.needless = f"no model of {', '.join(settings.repository.paths)} runs one"
+        elif facts.reason and not (
+            is_jetson() or found.failures or any(only for _, only in models)
+        ):
+            found.needless = f"none is needed: {facts.reason}"
+        if facts is None or found.needless:
+            log.info("plans: %s", found)
+            notify(f"STATUS={found}".replace("\n", " "))
             return found
         report = stack.enter_context(_Report(settings, version))
         try:
-            _refresh(settings, models, found, report)
+            _refresh(settings, facts, [files for files, _ in models], found, report)
         except EdgeServerError as error:
             report("unavailable", "", str(error))
             raise
@@ -115,25 +130,31 @@ def refresh_for_unit(settings: Settings, version: str, hold_s: float) -> Refresh
         return found
 
 
-def plan_models(settings: Settings, found: Refreshed) -> Iterator[tuple[str, ModelFiles]]:
-    """Yield the models that run plans; those that cannot be read become failures of `found`."""
-    for name, files in Repositories(map(Path, settings.repository.paths)).all().items():
+def _plan_models(settings: Settings, found: Refreshed) -> Iterator[tuple[ModelFiles, bool]]:
+    """Yield the models that run plans, and whether they run nothing else; those that cannot be read
+    become failures of `found`."""
+    for files in Repositories(map(Path, settings.repository.paths)).all().values():
         try:
             if isinstance(files, ModelConfigError):
                 raise files
-            message = read_model_config(files.config_path)
-            complete(message, files)
+            backends = []
+            for chosen, message in configurations(files, settings.repository.config_name):
+                complete(message, chosen)
+                backends.append(message.backend)
         except ModelConfigError as error:
             found.failures.append(str(error))
             continue
-        if message.backend == "tensorrt":
-            yield name, files
+        if _PLANS in backends:
+            yield files, backends[-1] == _PLANS
 
 
 def _refresh(
-    settings: Settings, models: dict[str, ModelFiles], found: Refreshed, report: _Report
+    settings: Settings,
+    facts: DeviceFacts,
+    models: Iterable[ModelFiles],
+    found: Refreshed,
+    report: _Report,
 ) -> None:
-    facts = probe_device()
     if facts.reason:
         raise Unavailable(f"no plan can be built here: {facts.reason}")
     repository = settings.repository
@@ -143,33 +164,46 @@ def _refresh(
         gpus=1,
         config_name=repository.config_name,
     )
-    for name, files in models.items():
+    for files in models:
+        name = files.name
         try:
-            spec = ModelSpec.read(files, completion=completion)
-            for version in spec.versions:
-                for plan, is_new in _plans(spec, version, facts, partial(report.building, name)):
+            spec: ModelSpec | None = ModelSpec.read(files, completion=completion)
+        except EdgeServerError as error:
+            _fail(name, error, found)
+            continue
+        # As the daemon: the first configuration that has what it needs serves.
+        while spec is not None and spec.config.backend == _PLANS:
+            try:
+                for plan, is_new in _plans(spec, facts, partial(report.building, name)):
                     if is_new:
                         log.info("model %s: plan %s was built", name, plan)
                         found.built.append(plan)
                     else:
                         found.fit += 1
-        except EdgeServerError as error:
-            log.error("model %s: no plan that fits: %s", name, error)  # noqa: TRY400 - our own text
-            found.failures.append(f"{name}: {error}")
+                break
+            except EdgeServerError as error:
+                _fail(name, error, found)
+                spec = spec.fallback
+
+
+def _fail(name: str, error: EdgeServerError, found: Refreshed) -> None:
+    log.error("model %s: no plan that fits: %s", name, error)
+    found.failures.append(f"{name}: {error}")
 
 
 def _plans(
-    spec: ModelSpec, version: int, facts: DeviceFacts, on_progress: ProgressCallback
+    spec: ModelSpec, facts: DeviceFacts, on_progress: ProgressCallback
 ) -> Iterator[tuple[Path, bool]]:
-    """Yield a plan for each device of the version, and whether it was built now."""
-    config = spec.config
-    parameters = parameters_of(config, TensorRtParameters)
-    if parameters.auto_build:
-        # As the daemon does before it loads: the shapes decide which cached plan is the model's.
-        config = backend.complete(spec.files, version, config)
-    source = PlanSource(spec.files.versions[version], config, parameters, on_progress)
-    for placement in dict.fromkeys(p for g in config.instance_groups for p in g.placements):
-        yield source.refresh(facts, placement)
+    """Yield a plan for each version and device, and whether it was built now."""
+    parameters = parameters_of(spec.config, TensorRtParameters)
+    for number in spec.versions:
+        config = spec.config
+        if parameters.auto_build:
+            # As the daemon does before it loads: the shapes decide which cached plan it looks for.
+            config = backend.complete(spec.files, number, config)
+        source = PlanSource(spec.files.versions[number], config, parameters, on_progress)
+        for placement in dict.fromkeys(p for g in config.instance_groups for p in g.placements):
+            yield source.refresh(facts, placement)
 
 
 def _let_others_start(hold_s: float) -> None:

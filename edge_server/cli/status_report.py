@@ -59,7 +59,6 @@ class DaemonSampler:
         except SettingsError as error:
             # The metrics say much without it.
             self._no_client = str(error)
-        self._backends: dict[tuple[str, str], str] = {}
 
     def __enter__(self) -> DaemonSampler:
         return self
@@ -105,15 +104,12 @@ class DaemonSampler:
 
     def _over_grpc(self, client: DaemonClient) -> dict[str, Any]:
         index = client.index()
-        loaded = [(each.name, each.version) for each in index if each.state == "READY"]
-        self._backends = {
-            key: self._backends.get(key) or _backend(client.config(key[0])) for key in loaded
-        }
+        loaded = {each.name for each in index if each.state == "READY"}
         cameras = client.cameras()
         return {
             "index": index,
             "statistics": client.statistics(),
-            "backends": {name: backend for (name, _), backend in self._backends.items()},
+            "backends": {name: _backend(client.config(name)) for name in loaded},
             "cameras": cameras,
             "lanes": {each.name: client.latest_lanes(each.name) for each in cameras},
         }
@@ -129,6 +125,8 @@ class ModelReport:
 
     Attributes:
         reason: why its state is not READY; of a LOADING one, how far its plan is.
+        devices: that it runs on; empty where metrics cannot be read, and of an ensemble.
+        degraded: this machine should serve another configuration; `reason` says why it does not.
         requests: successful ones since it was loaded; likewise `failed`.
         per_s: successful requests between the samples; `mean_ms` to `infer_ms` are means of these.
     """
@@ -138,6 +136,8 @@ class ModelReport:
     state: str
     reason: str
     backend: str = ""
+    devices: str = ""
+    degraded: bool = False
     requests: int | None = None
     failed: int | None = None
     per_s: float | None = None
@@ -302,11 +302,22 @@ def _models(before: DaemonSample, now: DaemonSample) -> tuple[ModelReport, ...] 
         numbers: dict[str, Any] = {}
         if key in counted:
             numbers = _rates(earlier.get(key), counted[key], seconds)
+        numbers |= _placed(now.metrics, *key)
         backend = now.backends.get(entry.name, "")
         reports.append(
             ModelReport(entry.name, entry.version, entry.state, entry.reason, backend, **numbers)
         )
     return tuple(reports)
+
+
+def _placed(metrics: Scrape | None, model: str, version: str) -> dict[str, Any]:
+    of_it = {"model": model, "version": version}
+    for value in (0, 1):
+        for labels in (
+            [] if metrics is None else metrics.labels("edge_model_configuration", value, **of_it)
+        ):
+            return {"devices": labels["devices"], "degraded": not value}
+    return {}
 
 
 def _rates(before: Any | None, now: Any, seconds: float) -> dict[str, Any]:

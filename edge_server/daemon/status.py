@@ -180,6 +180,8 @@ class StatusLine:
             if entry.name not in ready and entry.reason != UNLOADED
         }
         models = _some("model", len(ready), len(ready) + len(failed), failed)
+        if degraded := [e.name for e in entries if e.configuration and e.configuration.degraded]:
+            models += f" ({', '.join(degraded)} degraded)"
         pipelines = tuple(self._pipelines)
         faults = {p.camera.name: fault for p in pipelines if (fault := _fault(p, now))}
         working = sum(p.camera.status.usable and not p.failure for p in pipelines)

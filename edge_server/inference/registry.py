@@ -175,6 +175,29 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, eq=False)
+class Configuration:
+    """Which of a model's configurations serves.
+
+    Attributes:
+        file: in the model's directory: config.pbtxt, or configs/NAME.pbtxt.
+        devices: of its instances: `GPU 0`, `CPU`.
+        why: why it is not one that the model prefers; empty where it is.
+        degraded: why it is not the one that this machine should serve, and how far that is.
+    """
+
+    file: str
+    devices: str
+    why: str = ""
+    degraded: str = ""
+
+    def __str__(self) -> str:
+        why = self.degraded and f"degraded: {self.degraded}"
+        return f"{self.file} on {self.devices}" + (
+            f": {why or self.why}" if why or self.why else ""
+        )
+
+
+@dataclass(frozen=True)
 class ModelEntry:
     """The registry's record of one model version.
 
@@ -185,6 +208,7 @@ class ModelEntry:
         loaded: present when READY.
         may_pass: for an UNAVAILABLE version: its files are not known to be at fault, so the next
             attempt may succeed.
+        configuration: of a READY version that is no ensemble.
     """
 
     name: str
@@ -193,6 +217,7 @@ class ModelEntry:
     reason: str = ""
     loaded: LoadedModel | None = None
     may_pass: bool = False
+    configuration: Configuration | None = None
 
 
 class Snapshot:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import STANDALONE, LoadContext, interrupt, no_progress
+from edge_server.backends.contract import (
+    STANDALONE,
+    LoadContext,
+    Prepares,
+    interrupt,
+    no_progress,
+)
 from edge_server.board.resources import control_groups, read_memory, read_number, read_text
 from edge_server.errors import EdgeServerError, ModelLoadError
 from edge_server.gpu.device import Devices
@@ -200,6 +206,8 @@ class Build:
         model_spec: ModelSpec,
         serving: LoadedVersions | None = None,
         progress: ProgressCallback = no_progress,
+        *,
+        builds: bool = True,
     ) -> LoadedVersions | LoadFailure:
         """Load every version that `model_spec` selects, or return the failure and keep none open.
 
@@ -209,6 +217,7 @@ class Build:
             serving: the serving versions; their unchanged parts are reused, see `Reuse`.
             progress: receives the progress of the backend, which keeps the callback as long as the
                 model lives.
+            builds: see `LoadContext`.
         """
         began = time.monotonic()
         try:
@@ -225,12 +234,19 @@ class Build:
                 loaded = self._kept(model_spec, version, serving)
                 if loaded is not None:
                     kept.add(version)
-                made.append(loaded or self._anew(model_spec, version, progress))
+                made.append(loaded or self._anew(model_spec, version, progress, builds=builds))
             # A backend may raise anything, and a model may call sys.exit().
             except (Exception, SystemExit) as error:  # noqa: BLE001
                 LoadedVersions(model_spec, tuple(made)).close()
                 return LoadFailure.of(error, model_spec.name, version, model_spec)
         return LoadedVersions(model_spec, tuple(made), time.monotonic() - began, frozenset(kept))
+
+    def prepare(self, model_spec: ModelSpec, progress: ProgressCallback) -> None:
+        """Build what a load of `model_spec` lacks, which takes minutes; see `Prepares`."""
+        backend = find_backend(model_spec.config.backend)
+        if isinstance(backend, Prepares):
+            for version in model_spec.versions:
+                backend.prepare(self._context(model_spec, version, progress, builds=True))
 
     def ensemble(self, part: Part) -> LoadedVersions:
         """Make every version of an ensemble that fits its members."""
@@ -257,9 +273,11 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         progress: ProgressCallback,
+        *,
+        builds: bool,
     ) -> LoadedModel:
         """Load and validate the version; the validation does not count in its statistics."""
-        loaded = self._version(model_spec, version, progress)
+        loaded = self._version(model_spec, version, progress, builds=builds)
         try:
             run_with_timeout(
                 f"validate-{model_spec.name}",
@@ -287,23 +305,36 @@ class Build:
         model_spec: ModelSpec,
         version: int,
         progress: ProgressCallback,
+        *,
+        builds: bool,
     ) -> LoadedModel:
         began = time.monotonic()
         files = model_spec.files
-        backend = find_backend(model_spec.config.backend)
-        completed = backend.complete(files, version, model_spec.config)
-        config = replace(completed, labels=model_spec.config.labels)
-        context = LoadContext(
-            files.versions[version], config, self._devices, progress, self._server_context
-        )
-        model = backend.load(context)
+        context = self._context(model_spec, version, progress, builds=builds)
+        model = find_backend(model_spec.config.backend).load(context)
         try:
-            loaded = self._scheduling.model(config, version, model, files.directory)
+            loaded = self._scheduling.model(context.config, version, model, files.directory)
         except BaseException:
             model.close()
             raise
         loaded = replace(loaded, load_s=time.monotonic() - began)
         return replace(loaded, after_close=_holding(files.holder))
+
+    def _context(
+        self, model_spec: ModelSpec, version: int, progress: ProgressCallback, *, builds: bool
+    ) -> LoadContext:
+        files = model_spec.files
+        backend = find_backend(model_spec.config.backend)
+        completed = backend.complete(files, version, model_spec.config)
+        config = replace(completed, labels=model_spec.config.labels)
+        return LoadContext(
+            files.versions[version],
+            config,
+            self._devices,
+            progress,
+            self._server_context,
+            builds=builds,
+        )
 
 
 def _holding(held: object) -> Callable[[], None]:

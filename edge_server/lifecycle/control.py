@@ -108,6 +108,7 @@ class RepositoryControl:
         Raises: ModelConfigError: a repository cannot be read, or a model fails to load, and
             `exit_on_error` is set; ModelLoadError if that failure may pass.
         """
+        self._loader.take_over.start()
         try:
             failed = self.load_first(stop)
         except ModelConfigError as error:
@@ -321,6 +322,7 @@ class PollControl:
         Raises: ModelConfigError: no model has served yet, and a model fails to load or a repository
             cannot be read.
         """
+        self._loader.take_over.start()
         if not self.load_last_good(stop):
             self._load_first(stop or threading.Event())
         self.worker.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from edge_server.lifecycle.records import copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from edge_server.inference.registry import LoadedModel
     from edge_server.lifecycle.fit import Fit, InterfaceRule
@@ -38,15 +40,28 @@ OUTDATED = (
 class CanaryOutcomes:
     """Hears how the canaries of versions end, on a thread of the canary's own."""
 
-    def quarantine(self, model_spec: ModelSpec, reason: str) -> None:
+    def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
         """Quarantine a version that failed, before its predecessor is published again: a process
         that is killed once anybody knows of the rollback must not serve it after its restart, and
-        no load may read it from now on. The caller holds the lock of the table."""
+        no load may read it from now on. The caller holds the lock of the table.
+
+        Args: only_this: the configuration, as the same files serve by another one.
+        """
 
     def rolled_back(self, model_spec: ModelSpec) -> None:
         """Note that the predecessor is published again."""
 
     def passed(self, model_spec: ModelSpec) -> None: ...
+
+    def why_not(self, model_spec: ModelSpec) -> str:
+        """Return why this configuration must not be loaded; "" if it may."""
+        del model_spec
+        return ""
+
+    def loading(self, model_spec: ModelSpec) -> AbstractContextManager[None]:
+        """Count the death of the process inside the block against this configuration alone."""
+        del model_spec
+        return nullcontext()
 
 
 _NO_OUTCOMES = CanaryOutcomes()
@@ -91,7 +106,7 @@ class ModelLifecycle:
         self.table = self._table = table
         self.build = build or Build()
         self._terms = terms
-        self._outcomes = outcomes
+        self.outcomes = self._outcomes = outcomes
         self._take_down = take_down
         self._interface = interface
         # What was unloaded while it loaded; the lock of the table guards it.
@@ -221,6 +236,41 @@ class ModelLifecycle:
         for run in canaries:
             run.monitor.wait_over(max(0.0, until - time.monotonic()))
 
+    def fall_back(self, model_spec: ModelSpec, stand_in: ModelSpec | None) -> bool:
+        """Load `stand_in`, or nothing, where `model_spec` was loading; return False if that load is
+        outdated."""
+        with self._table.lock:
+            record = self._table.get(model_spec.name)
+            is_loading = record.coming is model_spec
+            if is_loading:
+                record.coming = stand_in
+            return is_loading
+
+    def serves(self, model_spec: ModelSpec) -> bool:
+        with self._table.lock:
+            return self._table.get(model_spec.name).spec is model_spec and not self._table.over
+
+    def begin_take_over(self, stand_in: ModelSpec, preferred: ModelSpec) -> bool:
+        """Let `preferred` load beside `stand_in`; return False if that does not serve any more, or
+        something else loads."""
+        with self._table.lock:
+            record = self._table.get(stand_in.name)
+            may = self.serves(stand_in) and record.coming is None
+            if may:
+                record.coming = preferred
+            return may
+
+    def report_shortfall(self, stand_in: ModelSpec, text: str) -> bool:
+        """Report why `stand_in` serves, and how far what it stands in for is; return whether that
+        is news."""
+        with self._table.lock:
+            record = self._table.get(stand_in.name)
+            is_news = self.serves(stand_in) and record.shortfall != text
+            if is_news:
+                record.shortfall = text
+                self._table.publish([record.name])
+            return is_news
+
     def report_canary(self, model_spec: ModelSpec, news: str) -> None:
         """Report the progress of the canary of `model_spec` on the index."""
         with self._table.lock:
@@ -256,7 +306,8 @@ class ModelLifecycle:
                 self._table.publish(back)
             elif back:
                 for each in faulty:
-                    self._outcomes.quarantine(each, rollback.reason)
+                    same = back[each.name].built.model_spec.is_same_as(each)
+                    self._outcomes.quarantine(each, rollback.reason, only_this=same)
                 self._go_back(rollback, offered, found)
         for before in back.values():
             # An ensemble is made anew; a model's versions serve again.
@@ -520,7 +571,8 @@ class ModelLifecycle:
                 self._watched_again(built, rollback),
                 f"rolled back: {rollback.reason}" if goes_back else "",
             )
-            if spec is not None and built.model_spec not in (spec, coming):
+            is_other = spec is not None and not built.model_spec.is_same_as(spec)
+            if spec is not None and is_other and built.model_spec is not coming:
                 # One that is not in quarantine only does not fit. A model that were `coming` would
                 # hold up its ensembles.
                 if not goes_back:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from edge_server.errors import Cancelled, ModelConfigError, NotFound, Unavailable
 from edge_server.inference.registry import ModelState
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec, StagedFiles
+from edge_server.lifecycle.take_over import TakeOver
 from edge_server.model_config.config import USUAL_COMPLETION
 from edge_server.model_config.files import ModelFiles
 from edge_server.process.threads import GivenUp, run_parallel, while_wanted
@@ -183,6 +184,7 @@ class RepositoryLoader:
         self._load_retries = load_retries
         self._signatures = signatures
         self._model_locks = ModelLocks()
+        self.take_over = TakeOver(lifecycle, self._model_locks.hold)
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
         """Load every model of the repositories; see `load_named`."""
@@ -237,7 +239,9 @@ class RepositoryLoader:
                     due = self.lifecycle.begin(found, {name})
                     make = partial(self._make, stop=stop)
                     built = run_parallel("load", self._load_threads, make, due.values())
-                    return self.lifecycle.publish(dict(zip(due, built, strict=True)))
+                    failures = self.lifecycle.publish(dict(zip(due, built, strict=True)))
+                    self.take_over.watch(found)
+                    return failures
             # Other calls may hold the members: lock those too, then read again.
             names |= found.keys()
 
@@ -253,6 +257,7 @@ class RepositoryLoader:
         """Refuse further loads and clear the registry; wait up to `timeout_s` for models that
         close or load."""
         until = time.monotonic() + timeout_s
+        self.take_over.end()
         self.lifecycle.end(timeout_s)
         if not self._model_locks.end(max(0.0, until - time.monotonic())):
             log.warning("repository: still loading after %.1f s", timeout_s)
@@ -276,6 +281,7 @@ class RepositoryLoader:
             run_parallel("load", self._load_threads, load, models)
             # Last, the ensembles that none of these models has published.
             publish({})
+        self.take_over.watch(found)
         entries = self.table.registry.snapshot.entries.values()
         failed = {
             entry.name: entry
@@ -345,7 +351,20 @@ class RepositoryLoader:
         if read.is_ensemble:
             return LoadedVersions(read)
         with while_wanted(partial(self._why_unwanted, read, stop, time.monotonic())):
-            return self._make_model(read, stop)
+            # What serves on the accelerator serves on while the next version is built for it.
+            serving = self.table.serves(read.name)
+            waits = serving is not None and not serving.is_degraded
+            head = read
+            while True:
+                may_fall_back = not waits and read.fallback is not None
+                built = self._make_model(read, stop, builds=not may_fall_back)
+                if not (may_fall_back and isinstance(built, LoadFailure)):
+                    return built
+                stand_in = read.standing_in(head, built.reason)
+                is_over = isinstance(built.error, GivenUp)
+                if is_over or not self.lifecycle.fall_back(read, stand_in):
+                    return built
+                read = stand_in
 
     def _why_unwanted(self, read: ModelSpec, stop: threading.Event | None, began: float) -> str:
         """Return why the load of `read`, which began at `began`, shall not go on; or ""."""
@@ -360,13 +379,19 @@ class RepositoryLoader:
         return f"{what}: a later change of the model came" if outdated else ""
 
     def _make_model(
-        self, read: ModelSpec, stop: threading.Event | None
+        self, read: ModelSpec, stop: threading.Event | None, *, builds: bool
     ) -> LoadedVersions | LoadFailure:
+        outcomes = self.lifecycle.outcomes
+        if reason := outcomes.why_not(read):
+            return LoadFailure(ModelConfigError(reason), model_spec=read)
         progress = partial(self.lifecycle.report_progress, read.name)
         for attempt in range(1, self._load_retries + 2):
-            built = self.lifecycle.build.model(read, self.table.serving(read.name), progress)
+            serving = self.table.serving(read.name)
+            with outcomes.loading(read):
+                built = self.lifecycle.build.model(read, serving, progress, builds=builds)
             if (
                 attempt > self._load_retries
+                or read.fallback is not None
                 or not isinstance(built, LoadFailure)
                 or isinstance(built.error, GivenUp)
                 or (stop is not None and stop.is_set())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends import BACKENDS
+from edge_server.backends import BACKENDS, missing_library
 from edge_server.errors import (
     EdgeServerError,
     InternalError,
@@ -23,7 +23,7 @@ from edge_server.errors import (
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
 from edge_server.model_config.files import select_versions
-from edge_server.model_config.parse import read_model_config
+from edge_server.model_config.preferred import configurations, missing_device
 from edge_server.model_config.validation import validate
 from edge_server.process.utf8 import as_utf8, is_utf8
 from edge_server.repository.scan import DEEPEST, MOST_FILES, fingerprint
@@ -135,12 +135,21 @@ class ModelSpec:
         versions: the versions that the version policy selects, ascending, at least one.
         fingerprint: the fingerprint of the files, taken before the first is read; None for an
             override.
+        fallback: the next of the model's configurations (`model_config.preferred`), loaded where
+            this one cannot be; None for the last one.
+        instead_of: the first of the configurations before this one that may still be loaded.
+        why: why this one is loaded and not one before it; empty for the first.
+        is_degraded: this machine should have served one before it.
     """
 
     files: ModelFiles
     config: ModelConfig
     versions: tuple[int, ...]
     fingerprint: Fingerprint | None
+    fallback: ModelSpec | None = None
+    instead_of: ModelSpec | None = None
+    why: str = ""
+    is_degraded: bool = False
 
     @staticmethod
     def read(
@@ -159,9 +168,19 @@ class ModelSpec:
                 # The error is in the override, so the text must not name the file.
                 text = str(error).replace(str(files.config_path), "config override")
                 raise type(error)(text) from error
-        files = files.with_custom_config(completion.config_name)
         seen = fingerprint(files.directory) if files.fingerprint is None else files.fingerprint
-        return _completed(files, read_model_config(files.config_path), completion, seen)
+        *preferred, (last, message) = configurations(files, completion.config_name)
+        spec = _completed(last, message, completion, seen)
+        lacks: list[str] = []
+        for chosen, message in reversed(preferred):
+            complete(message, chosen, completion)
+            lacking = missing_device(message, completion, missing_library(message.backend))
+            if lacking:
+                lacks.insert(0, f"{chosen.config_name}: {lacking}")
+            else:
+                better = _completed(chosen, message, completion, seen)
+                spec, lacks = replace(better, fallback=spec), []
+        return replace(spec, why="; ".join(lacks), is_degraded=bool(lacks) and completion.jetson)
 
     @property
     def name(self) -> str:
@@ -174,6 +193,13 @@ class ModelSpec:
     def is_same_as(self, other: ModelSpec) -> bool:
         """Return whether both specs are of the same files; False for two different overrides."""
         return self is other or (not self.is_overridden and self.fingerprint == other.fingerprint)
+
+    def standing_in(self, head: ModelSpec, why: str) -> ModelSpec:
+        """Return the fallback, to be loaded as `head` and what came before it cannot be."""
+        if self.fallback is None:
+            raise AssertionError(f"{self.name}: {self.files.config_name} has no fallback")
+        why = "; ".join(filter(None, (self.why, f"{self.files.config_name}: {why}")))
+        return replace(self.fallback, instead_of=head, why=why, is_degraded=True)
 
     @property
     def message(self) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_server.errors import may_pass
-from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState
+from edge_server.inference.registry import UNLOADED, Configuration, ModelEntry, ModelState
 from edge_server.lifecycle.deployment import (
     Leaving,
     Loading,
@@ -27,6 +27,7 @@ from edge_server.lifecycle.deployment import (
 from edge_server.lifecycle.fit import Fit, fit
 from edge_server.lifecycle.model_spec import LONGEST_REASON, Part
 from edge_server.model_config.fields import without_effect
+from edge_server.model_config.preferred import devices_of
 from edge_server.repository.store import StagedModel
 from edge_server.repository.verdicts import (
     GOOD,
@@ -63,6 +64,8 @@ class ModelRecord:
         versions: the versions in that state; 0 stands for a model without a known version.
         reason: why the model is in its state, or the progress of its load.
         may_pass: the files are not known to be at fault, so the next load may succeed.
+        shortfall: why what serves is not the configuration that this machine should serve, and how
+            far that is; empty if it is.
         stays: why the serving versions, whose canary failed, could not be rolled back.
         shown: mode POLL, as all below: the model's directory in the repository, for texts.
         delivery: what becomes of the newest delivery.
@@ -82,6 +85,7 @@ class ModelRecord:
     versions: tuple[int, ...] = ()
     reason: str = ""
     may_pass: bool = False
+    shortfall: str = ""
     stays: str = ""
     shown: Path | None = None
     delivery: Delivery = field(default_factory=Settled)
@@ -128,8 +132,22 @@ class ModelRecord:
                 ModelEntry(self.name, version, self.state, reason, may_pass=self.may_pass)
                 for version in self.versions
             ]
+        degraded = self.shortfall and f"degraded: {self.shortfall}"
+        reason = "; ".join(filter(None, (reason, degraded)))
+        spec = self.serving.model_spec
+        configuration = None
+        if not spec.is_ensemble:
+            file, devices = spec.files.config_name, devices_of(spec.config)
+            configuration = Configuration(file, devices, spec.why, self.shortfall)
         return [
-            ModelEntry(self.name, model.version, ModelState.READY, reason, model)
+            ModelEntry(
+                self.name,
+                model.version,
+                ModelState.READY,
+                reason[:LONGEST_REASON],
+                model,
+                configuration=configuration,
+            )
             for model in self.serving.models
         ]
 
@@ -167,10 +185,17 @@ class ModelRecord:
             self.delivery = Settled(copy)
         self.again = None
         self.serving, self.reason, self.stays = built, reason, ""
+        self.shortfall = ""
+        if spec.is_degraded:
+            self.shortfall = "the preferred configuration was rolled back" if reason else spec.why
         for name, effect in without_effect(spec.message).items():
             log.warning("model %s: field '%s' has no effect here: %s", self.name, name, effect)
         versions = ", ".join(str(model.version) for model in built.models)
-        log.info("model %s: READY, version %s, %.0f ms", self.name, versions, 1e3 * built.took_s)
+        took_ms = 1e3 * built.took_s
+        log.info("model %s: READY, version %s, %.0f ms", self.name, versions, took_ms)
+        if spec.why:
+            level = logging.WARNING if spec.is_degraded else logging.INFO
+            log.log(level, "model %s: %s", self.name, self.entries()[0].configuration)
 
     def fail(self, failure: LoadFailure) -> None:
         """Note a failed load. Versions that serve continue to; an ensemble waits for members."""
@@ -221,7 +246,7 @@ class ModelRecord:
         self.reason = self.stays = text[:LONGEST_REASON]
 
     def _stop_serving(self, state: ModelState, versions: tuple[int, ...], reason: str = "") -> None:
-        self.serving, self.stays = None, ""
+        self.serving, self.stays, self.shortfall = None, "", ""
         self.state, self.versions, self.reason = state, versions, reason
         self.may_pass = False
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from edge_server.repository.verdicts import VerdictFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from edge_server.lifecycle.deployment import Delivery
@@ -135,12 +137,29 @@ class Deployments(CanaryOutcomes):
             self._commit(copy)
             self.report()
 
-    def quarantine(self, model_spec: ModelSpec, reason: str) -> None:
-        """Quarantine the content of `model_spec`, which is rolled back for `reason`."""
+    def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
+        """Quarantine the content of `model_spec`, or only its configuration of that content, which
+        is rolled back for `reason`."""
         copy = copy_of(model_spec)
         if copy is not None:
-            self.store.quarantine(copy.digest, f"rolled back: {reason}", copy.name)
-            self.table[copy.name].rolled_back(copy, reason)
+            digest = _digest_of(model_spec, copy) if only_this else copy.digest
+            self.store.quarantine(digest, f"rolled back: {reason}", copy.name)
+            if not only_this:
+                self.table[copy.name].rolled_back(copy, reason)
+
+    def why_not(self, model_spec: ModelSpec) -> str:
+        copy = copy_of(model_spec)
+        if copy is None or model_spec.fallback is None:
+            return ""
+        reason = self.store.quarantined(_digest_of(model_spec, copy))
+        hint = f"let it out with `edge-server models release {copy.name}`"
+        return f"quarantined: {reason}; {hint}" if reason else ""
+
+    def loading(self, model_spec: ModelSpec) -> AbstractContextManager[None]:
+        copy = copy_of(model_spec)
+        if copy is None or model_spec.fallback is None:
+            return nullcontext()
+        return self.store.loading(copy, _digest_of(model_spec, copy))
 
     def rolled_back(self, model_spec: ModelSpec) -> None:
         if copy_of(model_spec) is not None:
@@ -184,6 +203,12 @@ class Deployments(CanaryOutcomes):
         with self.table.lock:
             found = {record.name: record.verdict(self.store.directory) for record in self.table}
         return {name: verdict for name, verdict in found.items() if verdict.outcome}
+
+
+def _digest_of(model_spec: ModelSpec, copy: StagedModel) -> str:
+    """Return the digest of one of the configurations of `copy`."""
+    text = f"{copy.digest} {model_spec.files.config_name}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class QuarantinedModel(ModelConfigError):

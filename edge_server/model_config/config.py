@@ -227,7 +227,7 @@ class Completion:
         no_gpu: why there is no GPU.
         python: limits of the process that completes a Python model and then runs it.
         jetson: this machine is built for its GPU: what would use it by default does not run on the
-            CPU instead.
+            CPU instead, and what prefers it runs there degraded.
     """
 
     auto: bool = True

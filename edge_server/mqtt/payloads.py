@@ -344,9 +344,12 @@ def camera_status(
     )
 
 
-def model_state(name: str, state: str, reason: str) -> bytes:
-    """Return whether a model serves, and the reason if it does not."""
-    return _encode({"model": as_utf8(name), "state": state, "reason": as_utf8(reason)})
+def model_state(name: str, state: str, reason: str, configuration: str = "") -> bytes:
+    """Return whether a model serves, by which configuration, and the reason if it does not."""
+    fields = {"model": as_utf8(name), "state": state, "reason": as_utf8(reason)}
+    if configuration:
+        fields["configuration"] = as_utf8(configuration)
+    return _encode(fields)
 
 
 def event(event: Event, identity: Identity, payload: PayloadFormat = "json") -> bytes:

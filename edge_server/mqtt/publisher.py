@@ -256,10 +256,12 @@ class Publisher:
         """Publish the version that runs, and what became of the last update."""
         self._put_state(self._topics.update, payloads.update(self._identity, record))
 
-    def publish_model_state(self, name: str, state: str, reason: str = "") -> None:
-        """Publish whether a model serves, and the reason if it does not."""
+    def publish_model_state(
+        self, name: str, state: str, reason: str = "", configuration: str = ""
+    ) -> None:
+        """Publish whether a model serves, by which configuration, and the reason if it does not."""
         topic = self._topic(self._topics.model_state, name)
-        self._put_state(topic, payloads.model_state(name, state, reason))
+        self._put_state(topic, payloads.model_state(name, state, reason, configuration))
 
     def publish_models(self, entries: Iterable[ModelEntry]) -> None:
         """Publish for each model its newest version that is READY, or else its newest one.
@@ -270,7 +272,8 @@ class Publisher:
         by_rank = sorted(entries, key=lambda e: (e.state is ModelState.READY, e.version))
         newest = {entry.name: entry for entry in by_rank}
         for name, entry in newest.items():
-            self.publish_model_state(name, entry.state.value, entry.reason)
+            configuration = str(entry.configuration or "")
+            self.publish_model_state(name, entry.state.value, entry.reason, configuration)
         for name in self._models - newest.keys():
             self._put_state(self._topic(self._topics.model_state, name), b"")
         self._models = set(newest)

@@ -398,17 +398,26 @@ class ModelStore:
             return [self._copies.lend(name, kept) for kept in self._state.models.get(name, ())]
 
     @contextmanager
-    def loading(self, staged: StagedModel) -> Iterator[None]:
+    def loading(self, staged: StagedModel, part: str = "") -> Iterator[None]:
         """Record on disk, inside the block, that `staged` is loading, in case the process dies. The
         end of the block, even by an exception, clears the record; an end without an exception
-        clears earlier deaths, too."""
-        self._note(lambda state: state.began(staged.name, staged.digest, self._boot))
+        clears earlier deaths, too.
+
+        Args: part: the digest that a death counts against, in place of that of `staged`; a block
+            for `staged` itself goes on after it.
+        """
+        name = staged.name
+        with self._lock:
+            around = self._state.loading.get(name)
+        self._note(lambda state: state.began(name, part or staged.digest, self._boot))
         loaded = False
         try:
             yield
             loaded = True
         finally:
-            self._note(lambda state: state.ended(staged.name, loaded=loaded))
+            self._note(lambda state: state.ended(name, loaded=loaded))
+            if around is not None:
+                self._note(lambda state: state.began(name, around.digest, around.boot))
 
     def suspected(self, digest: str) -> bool:
         with self._lock:

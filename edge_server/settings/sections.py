@@ -103,7 +103,10 @@ class Repository(Section, frozen=True):
         load_threads: number of models loaded at once.
         load_retries: number of further attempts for a model that cannot be loaded.
         config_name: a model's `configs/<config_name>.pbtxt` takes the place of its config.pbtxt,
-            where it exists: one repository serves boards that differ.
+            where it exists: one repository serves boards that differ. A config.pbtxt with the
+            parameter `preferred_configs` serves until that can, and where it cannot.
+        wait_for_plans_s: at a boot edge-server-plans.service lets the daemon start so many seconds
+            later at most; 0 builds plans beside the daemon.
     """
 
     paths: tuple[str, ...] = ("models",)
@@ -127,6 +130,7 @@ class Repository(Section, frozen=True):
     load_threads: Positive = 4
     load_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     config_name: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*)?\Z")] = ""
+    wait_for_plans_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 900.0
 
     def __post_init__(self) -> None:
         if "*" in self.load and len(self.load) > 1:

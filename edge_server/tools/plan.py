@@ -51,7 +51,7 @@ from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import reading, require_path
-from edge_server.model_config.parse import read_model_config
+from edge_server.model_config.preferred import configurations
 from edge_server.process.disk import state_directory
 from edge_server.repository.scan import Repositories, files_in
 from edge_server.requests import InferRequest
@@ -94,8 +94,13 @@ class Target:
     version: int = 1
 
 
-def find_target(model: str, repositories: Sequence[Path], version: int | None = None) -> Target:
+def find_target(
+    model: str, repositories: Sequence[Path], version: int | None = None, config_name: str = ""
+) -> Target:
     """Return the paths of `model`'s files, whether or not the files exist.
+
+    Args: config_name: the setting; of the configurations that the model prefers, the first that
+        runs a plan counts.
 
     Raises:
         ModelConfigError: the model or version does not exist, or its configuration is wrong.
@@ -118,7 +123,7 @@ def find_target(model: str, repositories: Sequence[Path], version: int | None = 
     if chosen not in files.versions:
         has = ", ".join(map(str, files.versions))
         raise ModelConfigError(f"{files.directory}: no version {chosen}; there are: {has}")
-    config = _config(files)
+    config = _config(files, config_name)
     directory = files.versions[chosen]
     filename = config.default_model_filename
     return Target(
@@ -133,10 +138,9 @@ def find_target(model: str, repositories: Sequence[Path], version: int | None = 
 
 
 def target_of(arguments: argparse.Namespace) -> Target:
-    repositories = arguments.model_repository
-    if not repositories:
-        repositories = map(Path, read_settings(arguments.config, {}).repository.paths)
-    return find_target(arguments.model, list(repositories), arguments.version)
+    settings = read_settings(arguments.config, {}).repository
+    repositories = list(arguments.model_repository or map(Path, settings.paths))
+    return find_target(arguments.model, repositories, arguments.version, settings.config_name)
 
 
 def build_plan(arguments: argparse.Namespace) -> None:
@@ -164,9 +168,11 @@ def require_onnx(target: Target) -> None:
     require_path(target.onnx, target.name)
 
 
-def _config(files: ModelFiles) -> ModelConfig:
-    message = read_model_config(files.config_path)
-    complete(message, files)
+def _config(files: ModelFiles, config_name: str) -> ModelConfig:
+    for chosen, message in configurations(files, config_name):
+        complete(message, chosen)
+        if message.backend == "tensorrt":
+            break
     if message.platform == "ensemble":
         raise ModelConfigError(
             f"{files.config_path}: an ensemble has no plan of its own; build those of its members"

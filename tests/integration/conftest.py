@@ -27,6 +27,8 @@ from edge_server.cameras.source import open_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from support.simulated_gpu import SimulatedGpu
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files begin first, or the run would end with one of them alone; serial tests run
@@ -109,6 +111,22 @@ def drive(
     yield make
     for each in made:
         each.subscriber.close()
+
+
+@pytest.fixture
+def on_gpu(
+    simulated_libcuda: SimulatedGpu, kernels_on_cpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """Lets every process that is started find a GPU, and a TensorRT of these settings."""
+
+    def set_up(tensorrt: str = "", cuda: str = "") -> None:
+        for name, value in simulated_libcuda.environment(cuda).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("EDGE_SIMULATED_KERNELS", str(kernels_on_cpu))
+        monkeypatch.setenv("EDGE_SIMULATED_TENSORRT", tensorrt)
+
+    set_up()
+    return set_up
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ The GPU is simulated: its kernels run on the CPU, the network and the decoding a
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -68,19 +69,33 @@ def copies(process: Process) -> dict[tuple[str, str, str], float]:
     }
 
 
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """The shipped repository, whose network stays on the CPU though there is a TensorRT."""
+    models = tmp_path / "models"
+    shutil.copytree(MODELS, models)
+    config = models / "laneDetect_model" / "config.pbtxt"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if "preferred_configs" not in line))
+    return models
+
+
 class Seen(NamedTuple):
+    models: Path
     image: triton.InferInput
     lanes: tuple[np.ndarray, np.ndarray]
 
 
 @pytest.fixture
-def seen_by_cpu(tmp_path: Path, client: Client, road_input: triton.InferInput) -> Seen:
+def seen_by_cpu(
+    tmp_path: Path, client: Client, road_input: triton.InferInput, models: Path
+) -> Seen:
     """What a daemon without a GPU sees."""
     folder = tmp_path / "cpu"
     folder.mkdir()
-    process = Process(folder, "--model-repository", str(MODELS))
+    process = Process(folder, "--model-repository", str(models))
     process.wait_for("READY=1")
-    seen = Seen(road_input, lanes(client(process), road_input))
+    seen = Seen(models, road_input, lanes(client(process), road_input))
     assert copies(process) == {}
     process.terminate()
     process.close()
@@ -102,7 +117,7 @@ def test_lanes_are_those_of_the_cpu_and_only_the_networks_input_comes_back(
     machine: str,
 ) -> None:
     gpu_machine(machine)
-    on_gpu = start("--model-repository", str(MODELS))
+    on_gpu = start("--model-repository", str(seen_by_cpu.models))
     config = client(on_gpu).get_model_config("lane_preprocess").config
     (group,) = config.instance_group
     assert (group.kind, list(group.gpus)) == (group.KIND_GPU, [0])
@@ -124,10 +139,10 @@ def test_lanes_are_those_of_the_cpu_and_only_the_networks_input_comes_back(
 
 
 def test_a_gpu_without_room_costs_its_model_and_no_other(
-    start: Start, client: Client, gpu_machine: Callable[[str], None]
+    start: Start, client: Client, gpu_machine: Callable[[str], None], models: Path
 ) -> None:
     gpu_machine(f"memory={PLANES_BYTES // 2}")
-    process = start("--model-repository", str(MODELS), "--exit-on-error=false")
+    process = start("--model-repository", str(models), "--exit-on-error=false")
     states = {m.name: m for m in client(process).get_model_repository_index().models}
     assert states["laneDetect_model"].state == states["lane_decode"].state == "READY"
     assert states["lane_preprocess"].state == "UNAVAILABLE"
@@ -140,10 +155,10 @@ def test_a_gpu_without_room_costs_its_model_and_no_other(
     assert process.terminate() == 0
 
 
-def test_check_proves_a_model_on_its_gpu(gpu_machine: Callable[[str], None]) -> None:
+def test_check_proves_a_model_on_its_gpu(gpu_machine: Callable[[str], None], models: Path) -> None:
     gpu_machine(f"memory={PLANES_BYTES // 2}")
     done = subprocess.run(
-        [sys.executable, "-m", "edge_server", "check", f"--model-repository={MODELS}", *PORTS],
+        [sys.executable, "-m", "edge_server", "check", f"--model-repository={models}", *PORTS],
         capture_output=True,
         text=True,
         timeout=30.0,
@@ -153,10 +168,12 @@ def test_check_proves_a_model_on_its_gpu(gpu_machine: Callable[[str], None]) -> 
     assert "instance lane_preprocess_0 cannot be made: GPU 0: allocate" in done.stderr
 
 
-def test_a_cameras_frames_go_by_the_gpu(start: Start, gpu_machine: Callable[[str], None]) -> None:
+def test_a_cameras_frames_go_by_the_gpu(
+    start: Start, gpu_machine: Callable[[str], None], models: Path
+) -> None:
     gpu_machine("compute=87,integrated=1,driver=12060")
     # READY is said once the camera's first frame has been answered.
-    process = start("--model-repository", str(MODELS), "--camera", "road=synthetic://road?fps=1")
+    process = start("--model-repository", str(models), "--camera", "road=synthetic://road?fps=1")
     counted = copies(process)
     assert counted.pop(("edge_tensor_copies_total", "laneDetect_model", "to_host")) > 0
     assert counted.pop(("edge_tensor_copied_bytes_total", "laneDetect_model", "to_host")) > 0

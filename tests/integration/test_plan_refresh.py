@@ -129,16 +129,16 @@ def test_a_machine_without_a_gpu_says_so_where_a_model_needs_one(
     assert "libcuda" in done.stderr
 
 
-def test_systemd_gets_ready_after_the_hold_while_a_build_goes_on(
+def test_systemd_gets_ready_after_the_wait_while_a_build_goes_on(
     site: Site, add_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     add_model("m")
+    with site.config.open("a") as file:
+        file.write("wait_for_plans_s = 1\n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
-        how = site.command(
-            "--hold=1", tensorrt="build_s=600", NOTIFY_SOCKET=str(tmp_path / "notify")
-        )
+        how = site.command(tensorrt="build_s=600", NOTIFY_SOCKET=str(tmp_path / "notify"))
         with subprocess.Popen(**how) as process:
             try:
                 told: list[str] = []

@@ -30,7 +30,6 @@ from tritonclient.utils import InferenceServerException
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from support.simulated_gpu import SimulatedGpu
 
 MODELS = Path(__file__).parents[2] / "models"
 LANES = """
@@ -42,22 +41,6 @@ output [ { name: "predict_lanes" data_type: TYPE_FP32 dims: [ 2784, 77 ] } ]
 instance_group [ { kind: KIND_GPU count: 2 } ]
 optimization { cuda { graphs: true } }
 """
-
-
-@pytest.fixture
-def on_gpu(
-    simulated_libcuda: SimulatedGpu, kernels_on_cpu: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., None]:
-    """Lets every process that is started find a GPU, and a TensorRT of these settings."""
-
-    def set_up(tensorrt: str = "", cuda: str = "") -> None:
-        for name, value in simulated_libcuda.environment(cuda).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("EDGE_SIMULATED_KERNELS", str(kernels_on_cpu))
-        monkeypatch.setenv("EDGE_SIMULATED_TENSORRT", tensorrt)
-
-    set_up()
-    return set_up
 
 
 @pytest.fixture
@@ -419,55 +402,6 @@ def test_a_plan_that_cannot_be_built_leaves_what_serves_alone(
         state, reason = model_states(connected)
     assert state == "READY"
     assert asked(connected) == 1
-
-
-NVDLA = Path(__file__).parents[2] / "jetpack" / "laneDetect_model_nvdla.pbtxt"
-
-
-@pytest.fixture
-def on_nvdla(models: Path, plan_of: Callable[..., bytes]) -> Callable[[str], Path]:
-    """The repository with the lane model as it is documented for NVDLA, built by that version."""
-
-    def write(version: str) -> Path:
-        network = models / "laneDetect_model"
-        onnx = MODELS / "laneDetect_model" / "1" / "model.onnx"
-        # Where no core was set, or a wrong one, the simulation does not load it.
-        plan = plan_of(onnx, dla=True, version=version)
-        (network / "1" / "model.plan").write_bytes(plan)
-        shutil.copy(NVDLA, network / "config.pbtxt")
-        return models
-
-    return write
-
-
-def test_the_documented_variant_runs_the_lane_model_on_nvdla(
-    on_gpu: Callable[..., None],
-    on_nvdla: Callable[[str], Path],
-    start: Callable[..., Process],
-    client: Callable[[Process], triton.InferenceServerClient],
-    road_input: triton.InferInput,
-) -> None:
-    on_gpu("dla_cores=1")
-    models = on_nvdla("10.3.0.30")
-    connected = client(start(f"--model-repository={models}"))
-    assert len(lanes(connected, road_input)["lane_scores"][0]) >= 2
-    (group,) = connected.get_model_config("laneDetect_model").config.instance_group
-    assert [device.device_id for device in group.secondary_devices] == [0]
-
-
-def test_a_board_without_nvdla_says_so_and_where_there_is_one(
-    on_gpu: Callable[..., None],
-    on_nvdla: Callable[[str], Path],
-    start: Callable[..., Process],
-    client: Callable[[Process], triton.InferenceServerClient],
-) -> None:
-    on_gpu("version=10.16.2.1,dla_cores=0")
-    models = on_nvdla("10.16.2.1")
-    connected = client(start(f"--model-repository={models}", "--exit-on-error=false"))
-    index = connected.get_model_repository_index().models
-    reason = next(model.reason for model in index if model.name == "laneDetect_model")
-    assert "DLA Core ID: 0, available number of DLA cores: 0" in reason
-    assert "not with JetPack 7.2 (10.16)" in reason
 
 
 def test_a_plan_that_kills_the_daemon_is_quarantined_and_what_served_serves_again(

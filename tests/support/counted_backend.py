@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.backends import BACKENDS
 from edge_server.backends.contract import TensorInstance, Tensors
-from edge_server.errors import InternalError
+from edge_server.errors import InternalError, Unavailable
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ TIMEOUT_S = 30.0
 
 
 class Counted:
-    """A model that adds the number in its file `add` (none is 0) to `a`, giving `b`."""
+    """A model that adds the number in its file (default `add`; none is 0) to `a`, giving `b`."""
 
     def __init__(self, name: str, number: float) -> None:
         self.name = name
@@ -77,6 +77,8 @@ class CountedBackend:
         gates: model name → where its loads wait.
         fails: model name → what its loads raise.
         tell: model name → what its last load was given to tell by.
+        to_prepare: files of models that must be prepared before they can be loaded.
+        cannot_prepare: what preparing any raises.
     """
 
     def __init__(self) -> None:
@@ -85,6 +87,8 @@ class CountedBackend:
         self.fails: dict[str, Exception] = {}
         self.tell: dict[str, ProgressCallback] = {}
         self.loads: defaultdict[str, int] = defaultdict(int)
+        self.to_prepare: set[str] = set()
+        self.cannot_prepare: Exception | None = None
 
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
         return config
@@ -97,13 +101,29 @@ class CountedBackend:
             gate.pass_through()
         if error := self.fails.get(config.name):
             raise error
-        path = context.directory / "add"
+        file = config.default_model_filename or "add"
+        if file in self.to_prepare:
+            if not context.builds:
+                raise Unavailable(f"{file} is not prepared")
+            self.prepare(context)
+        path = context.directory / file
         number = float(path.read_text()) if path.exists() else 0.0
         if number < 0:
             sys.exit("a model that ends the process")
         model = Counted(config.name, number)
         self.made.append(model)
         return model
+
+    def prepare(self, context: LoadContext) -> None:
+        file = context.config.default_model_filename
+        if file not in self.to_prepare:
+            return
+        context.progress("half of it")
+        if gate := self.gates.get(file):
+            gate.pass_through()
+        if self.cannot_prepare is not None:
+            raise self.cannot_prepare
+        self.to_prepare.discard(file)
 
 
 @pytest.fixture

@@ -72,6 +72,11 @@ _ROWS = (
     ),
     # Models.
     ("edge_model_state", "model version state", "1 for the state it is in"),
+    (
+        "edge_model_configuration",
+        "model version file devices",
+        "1 for the configuration that serves; 0 while this machine should serve another one",
+    ),
     ("edge_model_reload_total", "result", "Changes of models, by what became of them"),
     ("edge_repo_poll_age_seconds", "", "How long ago the model repositories were looked at"),
     (

@@ -204,6 +204,14 @@ def _models(sources: Sources) -> Iterator[Metric]:
         if state is not ModelState.UNKNOWN  # never loaded, so it has no state to export
     }
     yield from many("edge_model_state", states)
+    chosen = {
+        (*key, entry.configuration.file, entry.configuration.devices): (
+            not entry.configuration.degraded
+        )
+        for key, entry in entries
+        if entry.configuration is not None
+    }
+    yield from many("edge_model_configuration", chosen)
     loaded = [(key, entry.loaded) for key, entry in entries if entry.loaded is not None]
     copies = {
         (*key, direction): copied

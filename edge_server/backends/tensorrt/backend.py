@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import LoadContext
     from edge_server.backends.tensorrt.model import PlanModel
+    from edge_server.backends.tensorrt.source import PlanSource
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
@@ -76,12 +77,28 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
 def load(context: LoadContext) -> PlanModel:
     # Imported late, as a machine without a GPU may lack TensorRT.
     from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
-    from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415
 
-    directory, config = context.directory, context.config
-    parameters = parameters_of(config, TensorRtParameters)
-    source = PlanSource(directory, config, parameters, context.progress)
-    return PlanModel(directory, config, Options.of(config, parameters), context.devices, source)
+    config = context.config
+    options = Options.of(config, parameters_of(config, TensorRtParameters))
+    return PlanModel(context.directory, config, options, context.devices, _source(context))
+
+
+def prepare(context: LoadContext) -> None:
+    """Build the plans that `load` would build; see `contract.Prepares`."""
+    from edge_server.backends.tensorrt.engine import facts_of  # noqa: PLC0415 - likewise
+
+    source = _source(context)
+    for placement in dict.fromkeys(p for g in context.config.instance_groups for p in g.placements):
+        source.find(facts_of(context.devices.gpu(placement.gpu or 0)), placement)
+
+
+def _source(context: LoadContext) -> PlanSource:
+    from edge_server.backends.tensorrt.source import PlanSource  # noqa: PLC0415 - likewise
+
+    parameters = parameters_of(context.config, TensorRtParameters)
+    return PlanSource(
+        context.directory, context.config, parameters, context.progress, builds=context.builds
+    )
 
 
 def _read_plan(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:

@@ -44,6 +44,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.process.disk import atomic_replace, atomic_write, floor_bytes, free_bytes
+from edge_server.process.threads import GivenUp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -196,7 +197,7 @@ def ensure_plan(
         timings = cache.timing_cache
         try:
             side_car = make_plan(onnx, plan, options, build, on_event, timing_cache=timings)
-        except Cancelled:
+        except (Cancelled, GivenUp):
             raise
         except EdgeServerError as error:
             note_failure(plan, error)

@@ -50,6 +50,9 @@ class PlanSource:
     A plan's side-car must match this device and the placement; a plan without a side-car is left to
     TensorRT to judge. With `auto_build`, a plan that does not fit or is missing is built from the
     ONNX file beside it, in a separate process, and cached. Nothing here imports TensorRT.
+
+    Args:
+        builds: False refuses to build, for a load that must not take minutes.
     """
 
     def __init__(
@@ -58,7 +61,10 @@ class PlanSource:
         config: ModelConfig,
         parameters: TensorRtParameters,
         on_progress: ProgressCallback,
+        *,
+        builds: bool = True,
     ) -> None:
+        self._builds = builds
         self._model = config.name
         self._config = config
         self._parameters = parameters
@@ -75,7 +81,8 @@ class PlanSource:
 
         Raises:
             ModelConfigError: no plan fits; the text gives the reason and the remedy.
-            Unavailable: the NVDLA core does not exist, or a plan could not be built now.
+            Unavailable: the NVDLA core does not exist, or a plan could not, or may not, be built
+                now.
         """
         plan, core, faults = self._check(facts, placement)
         if not faults:
@@ -83,6 +90,11 @@ class PlanSource:
             return plan, core
         if not self._parameters.auto_build:
             raise ModelConfigError("\n".join(f"{plan}: {fault}" for fault in faults))
+        if not self._builds:
+            cached = self._cached(facts, core)
+            if cached is None:
+                raise Unavailable(f"plan building: {plan}: {faults[0]}")
+            return cached, core
         self._log_build(faults)
         built = self._built(plan.name, facts, core, retry=retry)
         self._warn(built, facts)
@@ -123,8 +135,10 @@ class PlanSource:
         if not self._parameters.auto_build or refused in self._new:
             raise why
         require_path(self._onnx, self._model)
-        log.warning("model %s: a plan is built: %s", self._model, why)
         _cache().forget(refused)
+        if not self._builds:
+            raise why
+        log.warning("model %s: a plan is built: %s", self._model, why)
         return self._built(refused.name, facts, core)
 
     def _check(
@@ -175,6 +189,11 @@ class PlanSource:
         require_path(self._onnx, self._model)
         for fault in faults:
             log.info("model %s: a plan is built: %s", self._model, fault)
+
+    def _cached(self, facts: DeviceFacts, core: int | None) -> Path | None:
+        require_path(self._onnx, self._model)
+        options = replace(build_options_of(self._config), dla_core=core)
+        return _cache().find(self._onnx, options, facts, self._model)
 
     def _progress(self, name: str, facts: DeviceFacts) -> BuildProgress:
         return BuildProgress(self._model, name, facts.tensorrt, self._on_progress)

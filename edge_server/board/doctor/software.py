@@ -138,9 +138,10 @@ def tensorrt(evidence: Evidence) -> Finding:
         )
     if facts.get("missing"):
         if not board.is_jetson:
-            return ok("none: ONNX models run with ONNX Runtime, TensorRT plans do not run")
+            return ok("none: TensorRT plans do not run, and the lane network runs on the CPU")
         return fault(
-            f"TensorRT is not there for Python {evidence.python}: plans do not run",
+            f"TensorRT is not there for Python {evidence.python}: plans do not run, and the lane "
+            "network runs on the CPU, degraded",
             remedy("tensorrt", machine="aarch64"),
         )
     found = f"TensorRT {facts['version']}"

@@ -154,7 +154,7 @@ def test_good_models_are_reported_beside_a_faulty_one(
     write_model("echo", IDENTITY)
     write_model("broken", "no such field")
     findings = checked(repository={"paths": [str(repository)]})
-    assert findings.well == ["model echo version 1: READY"]
+    assert findings.well == ["model echo version 1: READY, config.pbtxt on CPU"]
     (fault,) = findings.faults
     assert "broken" in fault
 
@@ -215,7 +215,7 @@ def test_only_the_models_of_the_start_are_loaded(repository: Path, write_model: 
     write_model("broken", "no such field")
     settings = {"paths": [str(repository)], "mode": "explicit"}
     (line,) = checked(repository={**settings, "load": ["echo"]}).well
-    assert line == "model echo version 1: READY"
+    assert line == "model echo version 1: READY, config.pbtxt on CPU"
     (line,) = checked(repository=settings).well
     assert line.startswith("warning: mode explicit and no --load-model")
     (reported,) = checked(repository={**settings, "load": ["absent"]}).unavailable

@@ -88,7 +88,8 @@ class World(CanaryOutcomes):
         assert run is not None
         return run.monitor
 
-    def quarantine(self, model_spec: ModelSpec, reason: str) -> None:
+    def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
+        del only_this
         self.went_back.append((model_spec, reason))
 
     def rolled_back(self, model_spec: ModelSpec) -> None:

@@ -117,6 +117,8 @@ def _model(entry: ModelEntry) -> dict[str, Any]:
         "version": entry.version,
         "state": entry.state.value,
         "reason": _shortened(entry.reason),
+        "configuration": _shortened(str(entry.configuration or "")),
+        "degraded": bool(entry.configuration and entry.configuration.degraded),
     }
 
 

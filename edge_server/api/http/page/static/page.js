@@ -358,15 +358,16 @@ function modelTone(state) {
 }
 
 function showModels() {
-  const rows = device.models.map(({ name, version, state, reason }) => {
+  const rows = device.models.map(({ name, version, state, reason, configuration, degraded }) => {
     const row = element("li");
     const head = element("div", "head");
     const title = element("b", "", name);
     if (version) title.append(element("small", "empty", `  v${version}`));
-    const chip = element("span", "chip", (state || "not loaded").toLowerCase());
-    tone(chip, modelTone(state));
+    const chip = element("span", "chip", degraded ? "degraded" : (state || "not loaded").toLowerCase());
+    tone(chip, degraded ? "wait" : modelTone(state));
     head.append(title, chip);
     row.append(head);
+    if (configuration && !degraded) row.append(element("p", "reason", configuration));
     if (reason) row.append(element("p", "reason", reason));
     return row;
   });
