@@ -238,11 +238,11 @@ def rough_camera(
 
 
 def estimated(pictures: Sequence[Picture], fov: float) -> tuple[CameraModel, Mounting]:
-    """Return the camera as `calibrate estimate` finds it."""
+    """Return the camera as `calibrate estimate` finds it, and what it says of the mounting."""
     camera = rough_camera(pictures[0].bgr, fov, 0.0, 1.3)
     estimator = MountingEstimator(camera.lens)
     for picture in pictures:
-        estimator.add(picture.lanes)
+        estimator.add(picture.lanes, Image.of_bgr(picture.bgr))
     found = estimator.estimate()
     if found is None:
         raise SystemExit("the clip shows too little straight road")
