@@ -9,8 +9,8 @@ tracked lines on the road, put back into the picture. Printed for each set: the 
 row, in px of a picture 1280 px wide, median/90th percentile, by third of the line's height in the
 picture and by kind of line; the row in which the own lane's lines meet, less that of their paint;
 the pitch that `calibrate estimate` says of a clip, and that of its paint; the spacing of dashes
-with either; the change of the far distance from frame to frame; and the share of rows whose published
-deviation contains the distance, once (67 %) and twice (95 %).
+with either; the change of the far distance from frame to frame; and the share of rows whose
+published deviation contains the distance, once (67 %) and twice (95 %).
 
 --clip is a drive of a camera of --fov degrees, --data the folder that training takes, of which
 frames are measured that training never sees, --drives rendered roads, whose truth is known: there
@@ -424,7 +424,7 @@ def compare_line(
     signed = (np.interp(rows, line[:, 1], line[:, 0]) - x) * scale
     third = np.clip(((bottom - rows) / max(bottom - top, 1.0) * 3).astype(int), 0, 2)
     for number, word in enumerate(THIRDS):
-        found.distances[(*key, word)] += np.abs(signed[third == number]).tolist()
+        found.distances[key[0], key[1], word] += np.abs(signed[third == number]).tolist()
     if line.shape[1] == 3:
         std = np.maximum(np.interp(rows, line[:, 1], line[:, 2]) * scale, 1e-6)
         for number, word in enumerate(THIRDS):
