@@ -4,13 +4,13 @@
                                [--check] [--pictures DIR]
 
 `paint_finder.py` finds the paint apart from what the server does. Its middle is compared, row by
-row, with the network's lines and with what is published: the tracked lines on the road, put back
-into the picture. Printed for each set: the distance along the row, in px of a picture 1280 px wide,
-median/90th percentile, by third of the line's height in the picture and by kind of line; the row in
-which the own lane's lines meet, less that of their paint; the pitch that `calibrate estimate` says
-of a clip, and that of its paint; the spacing of dashes with either; the change of the far distance
-from frame to frame; and the share of rows whose published deviation contains the distance, once
-(67 %) and twice (95 %).
+row, with the network's lines, with those moved onto their paint, and with what is published: the
+tracked lines on the road, put back into the picture. Printed for each set: the distance along the
+row, in px of a picture 1280 px wide, median/90th percentile, by third of the line's height in the
+picture and by kind of line; the row in which the own lane's lines meet, less that of their paint;
+the pitch that `calibrate estimate` says of a clip, and that of its paint; the spacing of dashes
+with either; the change of the far distance from frame to frame; and the share of rows whose
+published deviation contains the distance, once (67 %) and twice (95 %).
 
 --clip is a drive of a camera of --fov degrees, --data the folder that training takes, of which
 frames are measured that training never sees, --drives rendered roads, whose truth is known: there
@@ -38,6 +38,7 @@ from edge_server.cameras.calibration import Calibration
 from edge_server.gpu.device import Devices
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.departure import DepartureRule
+from edge_server.lanes.paint import on_paint
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
@@ -238,11 +239,11 @@ def rough_camera(
 
 
 def estimated(pictures: Sequence[Picture], fov: float) -> tuple[CameraModel, Mounting]:
-    """Return the camera as `calibrate estimate` finds it."""
+    """Return the camera as `calibrate estimate` finds it, and what it says of the mounting."""
     camera = rough_camera(pictures[0].bgr, fov, 0.0, 1.3)
     estimator = MountingEstimator(camera.lens)
     for picture in pictures:
-        estimator.add(picture.lanes)
+        estimator.add(picture.lanes, Image.of_bgr(picture.bgr))
     found = estimator.estimate()
     if found is None:
         raise SystemExit("the clip shows too little straight road")
@@ -357,12 +358,16 @@ def measure(
         found.measured += 1
         published = [on_picture(lane, follower) for lane in frame.lanes[: len(picture.lanes)]]
         network = [lane.points[::-1].astype(np.float64) for lane in picture.lanes]
-        compare_rows(seen, network, published, found)
+        moved = moved_lines(picture, camera)
+        lines_of: dict[str, Sequence[Floats | None]]
+        lines_of = {"network": network, "moved": moved, "published": published}
+        compare_rows(seen, lines_of, found)
         compare_dashes(seen, camera, found)
         after: dict[tuple[str, int], float] = {}
         for place, paint in enumerate(seen.paints):
             kind = kind_of(seen, place)
-            for whose, line in (("network", network[place]), ("published", published[place])):
+            for whose, lines in lines_of.items():
+                line = lines[place]
                 if line is None:
                     continue
                 off = compare_line(paint, line, 1280 / picture.bgr.shape[1], found, (whose, kind))
@@ -419,7 +424,7 @@ def compare_line(
     signed = (np.interp(rows, line[:, 1], line[:, 0]) - x) * scale
     third = np.clip(((bottom - rows) / max(bottom - top, 1.0) * 3).astype(int), 0, 2)
     for number, word in enumerate(THIRDS):
-        found.distances[(*key, word)] += np.abs(signed[third == number]).tolist()
+        found.distances[key[0], key[1], word] += np.abs(signed[third == number]).tolist()
     if line.shape[1] == 3:
         std = np.maximum(np.interp(rows, line[:, 1], line[:, 2]) * scale, 1e-6)
         for number, word in enumerate(THIRDS):
@@ -428,13 +433,18 @@ def compare_line(
     return float(np.median(far)) if len(far) >= FEWEST_ROWS / 2 else None
 
 
-def compare_rows(
-    seen: Seen, network: list[Floats], published: Sequence[Floats | None], found: Found
-) -> None:
+def moved_lines(picture: Picture, camera: CameraModel) -> list[Floats]:
+    """Return the network's lines moved onto their paint, without the vehicle's own pitch."""
+    lines, _ = on_paint(picture.lanes, Image.of_bgr(picture.bgr), camera)
+    ends = np.cumsum([len(lane.points) for lane in picture.lanes])[:-1]
+    return [line[::-1] for line in np.split(lines.points, ends)]
+
+
+def compare_rows(seen: Seen, lines_of: dict[str, Sequence[Floats | None]], found: Found) -> None:
     if math.isnan(seen.meeting_px):
         return
     found.paint_rows.append(seen.meeting_px)
-    for whose, lines in (("network", network), ("published", published)):
+    for whose, lines in lines_of.items():
         own = [lines[place] for place in seen.own]
         if own[0] is not None and own[1] is not None:
             pair = [(line[:, 1], line[:, 0]) for line in own if line is not None]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Along the line: from the vehicle's front on. In the picture such distances are evenly apart.
 _FARTHEST_M = 100.0
-DISTANCES_M = np.geomspace(3.0, _FARTHEST_M, 90)
+DISTANCES_M = np.geomspace(3.0, _FARTHEST_M, 72)
 _LENGTH_M = np.gradient(DISTANCES_M)
 # The correction is linear in the logarithm of the distance between so many of these.
 _KNOTS = np.linspace(np.log(DISTANCES_M[0]), np.log(DISTANCES_M[-1]), 9)
@@ -58,7 +58,7 @@ _ERROR_INVERSE = np.linalg.inv(_ERROR)
 _ERROR_FACTOR = np.linalg.cholesky(_ERROR)
 
 # Across: samples on both sides of the line, of which the middle ones are places of paint.
-_ASIDE = 28
+_ASIDE = 26
 # In each row between other pixels, so that many rows place a stroke better than one sample does.
 _SAMPLES = np.arange(-_ASIDE, _ASIDE + 1) + (
     np.arange(len(DISTANCES_M))[:, None] * 0.618 % 1.0 - 0.5
@@ -70,12 +70,12 @@ _SAMPLE_M, _SAMPLE_WIDTHS = 0.045, 1.1e-3
 # far as the next lane's middle.
 _NEAR_M, _NEAR_WIDTHS, _FARTHEST_ASIDE_M = 0.6, 0.027, 1.44
 # So wide, px and m, is the search about the line, at first and at last.
-_SEARCHES = (1.0, 0.5)
+_SEARCHES = ((0, 1.0), (2, 0.5))
 _MISS_COST = 2.0
 _CLEAR_LEVELS, _LEAST_LEVELS = 40.0, 7.0
 # The middle of the paint in one row; so many neighbouring rows err alike.
 _PAINT_STD_PX, _PAINT_STD_M = 0.7, 0.012
-_ROWS_ALIKE = 4.0
+_ROWS_ALIKE = 3.0
 _FEWEST_ROWS = 4.0
 
 # Paint is brighter than the road by this many levels, this part of its brightness, and this many
@@ -354,14 +354,14 @@ def _follow(profile: _Profile, places: _Places, units: Floats, unit_px: float) -
     noise_px = np.hypot(_PAINT_STD_PX * unit_px, _PAINT_STD_M * places.metre)
     inverse = _ERROR_INVERSE / units[:, None, None] ** 2
     knots = np.zeros((len(aside), len(_KNOTS)))
-    for share in _SEARCHES:
+    for turns, share in _SEARCHES:
         line = (knots @ _BASIS.T).astype(np.float32)
         wide = (share * error_px + noise_px).astype(np.float32)
         gap = aside - line[..., None]
         gap *= np.float32(_MISS_COST**0.5) / wide[..., None]
         gap *= gap
         place = np.argmax(np.subtract(clear, gap, out=gap), axis=2)
-        middle, level = _middle(profile.ridge, aside, place)
+        middle, level = _middle(profile.ridge, aside, place, turns)
         miss = (middle - line) / (3.0 * wide)
         weight = np.clip(
             (np.minimum(level, _CLEAR_LEVELS) - _LEAST_LEVELS) / (_CLEAR_LEVELS - _LEAST_LEVELS),
@@ -383,19 +383,25 @@ def _follow(profile: _Profile, places: _Places, units: Floats, unit_px: float) -
 
 
 def _middle(
-    ridge: NDArray[np.float32], aside: NDArray[np.float32], place: NDArray[np.intp]
+    ridge: NDArray[np.float32],
+    aside: NDArray[np.float32],
+    place: NDArray[np.intp],
+    turns: int,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the middle of the stroke about each place, px (K, N), and the levels there."""
+    """Return the middle of the stroke about each place, px (K, N), and the levels there.
+
+    Args:
+        turns: each leads from the edge of a broad stroke nearer to its middle; 0 for the place.
+    """
     places = ridge.shape[2]
     first = np.arange(place.size).reshape(place.shape) * places
-    level = ridge.ravel()[first + place]
-    for _ in range(2):
-        # From one edge of a broad stroke the first turn leads to its middle.
+    level, middle = ridge.ravel()[first + place], aside.ravel()[first + place]
+    for _ in range(turns):
         at = (first + np.minimum(np.maximum(place, 4), places - 5))[..., None] + np.arange(-4, 5)
         above = np.maximum(ridge.ravel()[at] - 0.5 * level[..., None], 0.0)
         total = above.sum(axis=2) + np.float32(1e-6)
         place = place + np.rint(above @ np.arange(-4.0, 5.0) / total).astype(np.intp)
-    middle: NDArray[np.float32] = (above * aside.ravel()[at]).sum(axis=2) / total
+        middle = (above * aside.ravel()[at]).sum(axis=2) / total
     return middle, level
 
 
@@ -408,8 +414,8 @@ def _black(image: Image) -> float:
 
 def _painted(found: _Found, profile: _Profile, places: _Places, black: float) -> NDArray[np.bool_]:
     """Return whether there is paint on the line at each distance, (K, N)."""
-    at = found.place[..., None]
-    contrast, stroke, uneven = (np.take_along_axis(each, at, 2)[..., 0] for each in profile)
+    at = np.arange(found.place.size).reshape(found.place.shape) * profile.ridge.shape[2]
+    contrast, stroke, uneven = (each.ravel()[at + found.place] for each in profile)
     is_paint: NDArray[np.bool_] = contrast >= np.maximum(
         _LEAST_CONTRAST, _LEAST_PART * (stroke - black)
     )

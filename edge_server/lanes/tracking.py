@@ -33,7 +33,7 @@ _GATE = 13.3
 _SAMPLES = np.linspace(0.0, 1.0, 4)
 # Standard deviations of what a detection's covariance does not know, at 0 m and for each metre
 # ahead: the road is not flat.
-_FLOOR_M, _FLOOR_PER_M = 0.03, 0.001
+_FLOOR_M, _FLOOR_PER_M = 0.05, 0.0015
 # Standard deviations of c0..c3 before anything was measured: half a lane, 15 degrees, a bend of
 # 65 m radius, and its change within 50 m.
 _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
