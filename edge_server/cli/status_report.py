@@ -128,7 +128,8 @@ class ModelReport:
     """One version of a model; numbers are None where it is not loaded, or had no request.
 
     Attributes:
-        reason: why its state is not READY; of a LOADING one, how far its plan is.
+        reason: why its state is not READY, or what a READY one responds without; of a LOADING one,
+            how far its plan is.
         requests: successful ones since it was loaded; likewise `failed`.
         per_s: successful requests between the samples; `mean_ms` to `infer_ms` are means of these.
     """

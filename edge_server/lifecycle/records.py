@@ -129,7 +129,11 @@ class ModelRecord:
                 for version in self.versions
             ]
         return [
-            ModelEntry(self.name, model.version, ModelState.READY, reason, model)
+            ModelEntry(
+                *(self.name, model.version, ModelState.READY),
+                reason=reason or model.degraded_reason(),
+                loaded=model,
+            )
             for model in self.serving.models
         ]
 
