@@ -82,9 +82,9 @@ def test_what_cannot_be_one_graph_has_none_and_no_line_says_so(
 
 def test_the_graphs_go_with_their_instance(workshop: Workshop) -> None:
     workshop.write()
-    instance = workshop.instance()
+    workshop.instance()
     assert workshop.gpu.graphs == 1
-    instance.close()
+    workshop.unload()
     assert workshop.gpu.graphs == 0
 
 
