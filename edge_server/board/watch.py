@@ -160,7 +160,7 @@ class ClockWatch:
         synchronized = _timesyncd(self._root) if kernel is None else kernel
         clock = WallClock(wall_ns / 1e9, self._built_s, synchronized)
         self.state = clock.state
-        is_believed = not self.reasons
+        is_believed = self.state not in self._unbelieved
         if is_believed != self._was_believed:
             self._was_believed = is_believed
             shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(clock.now_s))
@@ -181,7 +181,8 @@ THROTTLED = "throttled"
 OVER_CURRENT = "over_current"
 UNDERVOLTAGE = "undervoltage"
 REASONS = (THROTTLED, OVER_CURRENT, UNDERVOLTAGE)
-# Of parts of the daemon; lanes go on without them.
+# Of parts of the daemon; without the last two lanes go on.
+NO_GPU = "no_gpu"
 NOT_RECORDED = "not_recorded"
 HTTP_CLOSED = "http_closed"
 
@@ -192,8 +193,8 @@ class DeviceReport:
     wrong: the readings do not count.
 
     Attributes:
-        reasons: each a word of `REASONS`, `not_recorded`, `http_closed` or `clock_unsynchronized`,
-            a colon, and what else a person wants to know.
+        reasons: each a word of `REASONS`, `no_gpu`, `not_recorded`, `http_closed` or
+            `clock_unsynchronized`, a colon, and what else a person wants to know.
         clock_steps: how often the wall clock was set since the daemon started.
         facts: of the last sample; None where there is none of the last seconds.
         age_s: how long ago the last sample was taken.
@@ -223,6 +224,9 @@ class BoardWatch:
     Args:
         parts: returns which parts of the daemon do not work, and why: reasons as those of
             `DeviceReport`.
+
+    Attributes:
+        latest: `report` at the last `check` or sample, for every frame.
     """
 
     def __init__(
@@ -234,6 +238,7 @@ class BoardWatch:
         now_s: Callable[[], float] = time.monotonic,
         parts: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        self.latest = DeviceReport()
         self._root = root
         self._clock = ClockWatch(root) if clock is None else clock
         self._read = read
@@ -248,6 +253,7 @@ class BoardWatch:
     def start(self) -> None:
         """Look at the clock at once, so that the first messages have its state; then sample."""
         self._clock.look()
+        self.latest = self.report
         self._worker.start()
 
     def stop(self) -> None:
@@ -256,7 +262,7 @@ class BoardWatch:
 
     @property
     def report(self) -> DeviceReport:
-        """The state of the board; cheap enough for every frame."""
+        """The state of the board now."""
         sample, clock = self._sample, self._clock
         age_s = None if sample is None else self._now_s() - sample.at_s
         if age_s is None or age_s > STALE_S:
@@ -273,7 +279,8 @@ class BoardWatch:
         """Look at the clock, and log where a read of the board hangs; for the main loop, which
         reads none of its sensors itself."""
         self._clock.look()
-        hangs = self._sample is not None and self.report.facts is None
+        self.latest = self.report
+        hangs = self._sample is not None and self.latest.facts is None
         if hangs and not self._hangs:
             log.warning(
                 "board: a file of its sensors cannot be read; temperatures, power and "
@@ -298,6 +305,7 @@ class BoardWatch:
             log.info("board: %s: no longer", word)
         reasons = tuple(f"{word}: {self._seen[word][1]}" for word in REASONS if word in self._seen)
         self._sample = _Sample(now_s, facts, reasons)
+        self.latest = self.report
 
     def _found(self, facts: BoardFacts) -> Iterator[tuple[str, str]]:
         heat = facts.heat

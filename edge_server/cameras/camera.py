@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -21,9 +22,9 @@ from edge_server.process.worker import AwakeTime, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
-    from edge_server.cameras.frame import Frame, FrameSource
-    from edge_server.cameras.live_source import StallWatch
+    from edge_server.cameras.frame import Frame, FrameSource, StallWatch
     from edge_server.cameras.reopening import ReturnWatch
     from edge_server.pixels import PixelFormat
 
@@ -181,6 +182,12 @@ LONGEST_WAIT_S = 0.25
 # Each keeps a thread, its source, and a picture that is being decoded.
 MOST_ABANDONED = 2
 
+# Reason, and text.
+_STARTING = "starting", "no frame yet"
+# The library that reads the source is not loaded yet, for which no limit holds: it is no fault of
+# the camera, and a new process would load it from the beginning.
+_LOADING = "loading_gstreamer"
+
 
 class Camera:
     """Captures one source and delivers only its newest frame, each at most once.
@@ -196,6 +203,7 @@ class Camera:
             were not whole, or came too late.
         reconnects: number of times that frames resumed after the source was opened again.
         faults: number of times that each reason of `status` began.
+        newest: the frame that waits for `next_frame`; None while none does.
         useful: the smallest size that is of use to the camera's model, which sets it.
 
     Args:
@@ -230,7 +238,7 @@ class Camera:
         self._options = replace(options, useful=self.useful)
         self._kinds = kinds
         self._clock = clock
-        self.status = self._status_now(CameraState.STARTING, "starting", "no frame yet")
+        self.status = self._status_now(CameraState.STARTING, *_STARTING)
         self._new_reader = reader
         self._reopening = Reopening(retry_first_s, retry_longest_s, self._new_watch)
         self._is_live = True
@@ -239,7 +247,7 @@ class Camera:
         self._wake = threading.Event()
         # Held by whoever writes what follows, and the status.
         self._changed = threading.Condition()
-        self._newest: Frame | None = None
+        self.newest: Frame | None = None
         self._closed = False
         self._source: FrameSource | None = None  # opened by `open`, for the first reader
         self._reader: Reader | None = None
@@ -251,11 +259,20 @@ class Camera:
         self._last_mono_ns: int | None = None
         self._form: tuple[PixelFormat, tuple[int, int]] | None = None  # of live frames
 
+    def load_library(self) -> Future[object] | None:
+        """Start to load the library that reads the source, see `SourceKind.library`. Return the
+        load while the source waits for it; where it failed, opening the source says why."""
+        try:
+            loading = find_kind(self.source_uri, self._kinds)[1].library(self._options)
+        except SourceUriError:  # the reader says so
+            return None
+        return None if loading is None or loading.done() else loading
+
     def open(self, wait_s: float = 2.0) -> None:
         """Open the source now, so that a bad source raises before `start`.
 
-        A live camera may be absent now: its reader gets `wait_s` for the first frame or to find a
-        mistake in the URI, and continues later. A further call opens nothing.
+        A live camera may be absent now: its library and its reader get `wait_s` for the first frame
+        or to find a mistake in the URI, and continue later. A further call opens nothing.
 
         Raises:
             SourceError: a recording cannot be opened.
@@ -268,10 +285,14 @@ class Camera:
             self._inspection = FrameInspection(live=False, gap_s=RECORDED.gap)
             self._source = self._open_source()
             return
+        until = time.monotonic() + wait_s
+        if (library := self.load_library()) is not None:
+            wait([library], wait_s)
         with self._changed:
             if self._reader is None and self.state is CameraState.STARTING:
-                self._start_reader(self._clock())
-            self._changed.wait_for(lambda: self.state is not CameraState.STARTING, wait_s)
+                self.supervise(self._clock())
+            left_s = max(0.0, until - time.monotonic())
+            self._changed.wait_for(lambda: self.state is not CameraState.STARTING, left_s)
         if self._uri_error is not None:
             raise self._uri_error
 
@@ -299,16 +320,20 @@ class Camera:
         """Return the newest frame, each at most once; wait up to `timeout_s` for a newer one. None
         where none came, and at once when the camera has ended or stopped."""
         with self._changed:
-            self.wait_for_frame(timeout_s)
-            frame, self._newest = self._newest, None
+            if timeout_s > 0:
+                self.wait_for_frame(timeout_s)
+            frame, self.newest = self.newest, None
             return frame
 
     def wait_for_frame(self, timeout_s: float) -> bool:
         """Return whether a frame waits for `next_frame`; wait up to `timeout_s` for one."""
         with self._changed:
-            if timeout_s > 0 and self._newest is None:
-                self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
-            return self._newest is not None
+            until = time.monotonic() + timeout_s
+            while self.newest is None and not self._closed:
+                if (left_s := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left_s)
+            return self.newest is not None
 
     @property
     def state(self) -> CameraState:
@@ -342,7 +367,7 @@ class Camera:
     @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
-        return self.state is CameraState.ENDED and self._newest is None
+        return self.state is CameraState.ENDED and self.newest is None
 
     def last_frame_age_s(self, now: float) -> float | None:
         """Return the seconds from the last capture to `now`; None before the first frame."""
@@ -366,6 +391,11 @@ class Camera:
                     return LONGEST_WAIT_S
                 if not self._reopening.is_due(now):
                     return self._reopening.wait_s(now)
+                if self.load_library() is not None:
+                    self._set(CameraState.STARTING, _LOADING, "loading GStreamer")
+                    return LONGEST_WAIT_S
+                if self.status.reason == _LOADING:
+                    self._set(CameraState.STARTING, *_STARTING)
                 self._start_reader(now)
                 return LONGEST_WAIT_S
             call = reader.call
@@ -395,15 +425,33 @@ class Camera:
             # Frame ids continue across a reopen.
             frame = replace(frame, id=self.captured, arrived_mono_ns=time.monotonic_ns())
             self.captured += 1
-            left = reader is not self._reader or reader.leaving or self._closed
-            if left or not self._inspect(reader, frame):
+            if reader is not self._reader or reader.leaving or self._closed:
+                self.dropped += 1
+                return
+            now = self._clock()
+            use, fault, reopen, note = self._inspection.inspect(frame, now, reader.corrupt)
+            if note:
+                self.faults["changed"] += 1
+                log.warning("camera %s: %s", self.name, note)
+            if reopen is not None:
+                reader.leave()
+                self._lose(reopen, now)
+            elif fault is not None and (use or self.status.arriving):
+                frozen = fault.reason == "frozen"
+                self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
+            elif use:
+                form = frame.image.pixel_format, frame.size
+                if self.status.state is not CameraState.LIVE or form != self._form:
+                    self._form = form
+                    self._set(CameraState.LIVE, "", spelt(*form))
+            if not use:
                 self.dropped += 1
                 return
             self.reconnects += self._resuming
             self._resuming = False
             self._last_mono_ns = frame.capture_mono_ns
-            self.dropped += self._newest is not None
-            self._newest = frame
+            self.dropped += self.newest is not None
+            self.newest = frame
             self._changed.notify_all()
 
     def _on_source_end(self, reader: Reader, error: Exception | None) -> None:
@@ -422,26 +470,6 @@ class Camera:
         self._wake.set()
 
     # The callers of the next ones hold the lock.
-
-    def _inspect(self, reader: Reader, frame: Frame) -> bool:
-        """Set the state that `frame` shows; return whether the frame is used."""
-        now = self._clock()
-        use, fault, reopen, note = self._inspection.inspect(frame, now, reader.corrupt)
-        if note:
-            self.faults["changed"] += 1
-            log.warning("camera %s: %s", self.name, note)
-        if reopen is not None:
-            reader.leave()
-            self._lose(reopen, now)
-        elif fault is not None and (use or self.status.arriving):
-            frozen = fault.reason == "frozen"
-            self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
-        elif use:
-            form = frame.image.pixel_format, frame.size
-            if self.status.state is not CameraState.LIVE or form != self._form:
-                self._form = form
-                self._set(CameraState.LIVE, "", spelt(*form))
-        return use
 
     def _new_watch(self) -> ReturnWatch | None:
         try:

@@ -153,7 +153,10 @@ def open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
 
 
 def why_not_gstreamer(scheme: str, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:
-    """Return why GStreamer cannot read cameras of `scheme` here, or gains nothing; else ""."""
+    """Return why GStreamer cannot read cameras of `scheme` here, or gains nothing; else "". Where
+    OpenCV is `wanted`, GStreamer is not loaded."""
+    if wanted == "opencv":
+        return ""
     missing = gstreamer_missing(scheme)
     if missing or wanted != "auto" or scheme not in {"http", "https"}:
         return missing

@@ -15,9 +15,11 @@ from edge_server.cameras.frame import PictureTooLarge, check_size
 from edge_server.cameras.live_source import Picture
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
+from edge_server.process.threads import start_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -58,6 +60,14 @@ def load_gstreamer() -> GstreamerApi:
 
     Gst.init(None)
     return GstreamerApi(Gst, GstVideo)
+
+
+@lru_cache(maxsize=1)
+def loading_gstreamer() -> Future[GstreamerApi] | None:
+    """Call `load_gstreamer` on a thread of its own, once in the process; None where the system
+    refuses one. Where GStreamer's list of plugins is missing or out of date, it looks through all
+    of them, which takes long on a slow disk."""
+    return start_future("load-gstreamer", load_gstreamer)
 
 
 class SampleReader:

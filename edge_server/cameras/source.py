@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
+from edge_server.cameras.gstreamer_frames import loading_gstreamer
 from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.reopening import watch_device, watch_port
 from edge_server.cameras.source_uri import NO_OPTIONS, did_you_mean, home_hint, parse_source_uri
@@ -18,6 +20,7 @@ from edge_server.errors import SourceError, SourceUriError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import FrameSource
@@ -42,6 +45,8 @@ class SourceKind:
         device: its driver runs on this machine, and only a new process gets one that hangs back.
         check: raises SourceUriError where a URI of this kind can never be opened on any machine.
         watch: looks whether a lost device is there again; None where only opening it shows that.
+        library: starts to load what reads the source, once in the process, and returns the load;
+            None where there is nothing to wait for. A source is opened when it is done.
     """
 
     open: Callable[[SourceUri, SourceOptions], FrameSource]
@@ -49,6 +54,7 @@ class SourceKind:
     device: bool = False
     check: Callable[[SourceUri], None] = lambda _: None
     watch: Callable[[SourceUri], ReturnWatch] | None = None
+    library: Callable[[SourceOptions], Future[object] | None] = lambda _: None
 
 
 def open_source(
@@ -205,6 +211,10 @@ def _open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
     return open_live(uri, options)
 
 
+def _library(options: SourceOptions) -> Future[Any] | None:
+    return None if options.reader == "opencv" else loading_gstreamer()
+
+
 # The checks know the options of both readers: a URI must not depend on which one reads it.
 
 
@@ -254,17 +264,17 @@ def _check_network(uri: SourceUri) -> None:
         raise SourceUriError(f"{uri.label}: has no host; write {uri.scheme}://HOST/path")
 
 
+_live = partial(SourceKind, _open_live, live=True, library=_library)
+
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {
-        "csi": SourceKind(_open_live, live=True, device=True, check=_check_csi),
-        "v4l2": SourceKind(
-            _open_live, live=True, device=True, check=_check_v4l2, watch=watch_device
-        ),
-        "rtsp": SourceKind(_open_live, live=True, check=_check_rtsp, watch=watch_port),
-        "rtsps": SourceKind(_open_live, live=True, check=_check_rtsp, watch=watch_port),
-        "http": SourceKind(_open_live, live=True, check=_check_network, watch=watch_port),
-        "https": SourceKind(_open_live, live=True, check=_check_network, watch=watch_port),
-        "gst": SourceKind(_open_live, live=True, device=True),
+        "csi": _live(device=True, check=_check_csi),
+        "v4l2": _live(device=True, check=_check_v4l2, watch=watch_device),
+        "rtsp": _live(check=_check_rtsp, watch=watch_port),
+        "rtsps": _live(check=_check_rtsp, watch=watch_port),
+        "http": _live(check=_check_network, watch=watch_port),
+        "https": _live(check=_check_network, watch=watch_port),
+        "gst": _live(device=True),
         "file": SourceKind(_open_file, live=False),
         "mcap": SourceKind(_open_mcap, live=False, check=_check_mcap),
         "synthetic": SourceKind(_open_synthetic, live=False),

@@ -8,7 +8,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.board.watch import DeviceReport
 from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import is_live, recorded_calibration
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from edge_server.board.watch import BoardWatch
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.source import SourceKind
     from edge_server.inference.data_plane import DataPlane
@@ -107,7 +107,7 @@ class CameraSet:
     Args:
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         road: makes what follows the road through the frames of a calibrated camera.
-        board: returns what is wrong with the device itself.
+        board: what is wrong with the device itself.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class CameraSet:
         *,
         road: Callable[[Calibration], RoadFollower],
         kinds: Mapping[str, SourceKind] | None = None,
-        board: Callable[[], DeviceReport] = DeviceReport,
+        board: BoardWatch | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.models = models
@@ -144,7 +144,8 @@ class CameraSet:
     def open_recordings(self) -> None:
         """Report a camera's mistake before the models load, which may take minutes.
 
-        A live camera stays closed: an open one would fill its buffers meanwhile.
+        A live camera stays closed: an open one would fill its buffers meanwhile. Its library begins
+        to load.
 
         Raises:
             SourceError: a recording cannot be opened.
@@ -350,7 +351,7 @@ class CameraSet:
         return _Entry(section, options, calibration, pipeline)
 
     def _open(self, camera: Camera, *, wait_s: float | None = None) -> None:
-        """Open a camera's source; only the URI is checked of a live one without `wait_s`.
+        """Open a camera's source; without `wait_s`, of a live one only the URI is checked.
 
         Raises:
             SourceError: the error with the camera's name.
@@ -358,7 +359,9 @@ class CameraSet:
         try:
             if wait_s is not None:
                 camera.open(wait_s)
-            elif not is_live(camera.source_uri, self._kinds):
+            elif is_live(camera.source_uri, self._kinds):
+                camera.load_library()
+            else:
                 camera.open()
         except SourceError as error:
             raise type(error)(f"camera {camera.name}: {error}") from error

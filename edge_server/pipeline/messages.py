@@ -6,19 +6,22 @@ as nested dictionaries: of those a protobuf is made in one step, and JSON by the
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
-    from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
+    from edge_server.lanes.types import Ego, Lane, LaneFrame
     from edge_server.pipeline.event_log import Event
 
 LANES_SCHEMA = "edge.lanes/1"
@@ -27,6 +30,12 @@ EVENT_SCHEMA = "edge.event/1"
 _UINT32 = 2**32
 _LONGEST_REASON = 500  # characters of a text that is sent with every frame or event
 _UPPER = np.triu_indices(4)
+
+
+def timestamp(epoch_ns: int) -> dict[str, int]:
+    """Return the fields of a Timestamp, cut to microseconds."""
+    seconds, ns = divmod(epoch_ns, 1_000_000_000)
+    return {"seconds": seconds, "nanos": ns // 1000 * 1000}
 
 
 class Judgement(NamedTuple):
@@ -47,7 +56,7 @@ def judge(frame: LaneFrame, now_mono_ns: int, *, complete: bool) -> Judgement:
     Args:
         complete: every lane of the frame is in the message.
     """
-    age_us = max(0, frame.age_ns(now_mono_ns)) // 1000
+    age_us = max(0, now_mono_ns - frame.capture_mono_ns) // 1000
     status = "FRAME_STATUS_OK"
     reasons = []
     if not complete:
@@ -66,7 +75,11 @@ def judge(frame: LaneFrame, now_mono_ns: int, *, complete: bool) -> Judgement:
 
 
 def lane_frame_fields(
-    frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int
+    frame: LaneFrame,
+    identity: Identity,
+    seq: int,
+    now_mono_ns: int,
+    capture_time: Callable[[int], object] = timestamp,
 ) -> dict[str, Any]:
     """Return the fields of a `LaneFrame` message, with its age at `now_mono_ns`.
 
@@ -76,8 +89,9 @@ def lane_frame_fields(
 
     Args:
         seq: count of this message, dropped ones included.
+        capture_time: writes the Unix time of the capture, in ns.
     """
-    lanes = [lane for lane in frame.lanes if _finite(lane)]
+    lanes = _lanes(frame.lanes)
     complete = len(lanes) == len(frame.lanes)
     status, reasons, age_us = judge(frame, now_mono_ns, complete=complete)
     ego = {} if frame.ego is None else {"ego": _ego(frame.ego)}
@@ -95,7 +109,7 @@ def lane_frame_fields(
         "time": {
             "capture_mono_ns": frame.capture_mono_ns,
             "capture_epoch_ns": frame.capture_epoch_ns,
-            "capture_time": timestamp(frame.capture_epoch_ns),
+            "capture_time": capture_time(frame.capture_epoch_ns),
             "age_us": age_us,
             "clock": {
                 "source": f"CLOCK_SOURCE_{frame.clock.upper()}",
@@ -111,23 +125,22 @@ def lane_frame_fields(
         },
         "image": {"width": frame.width, "height": frame.height},
         "model": {"name": frame.model_name, "version": frame.model_version},
-        "lanes": [_lane(lane) for lane in lanes],
+        "lanes": lanes,
         **ego,
-        "calib_id": as_utf8(frame.calibration_id),
+        "calib_id": frame.calibration_id,
     }
 
 
-class LaneMessage:
+class LaneMessage(msgspec.Struct, dict=True, eq=False):
     """The message of one frame for any number of readers; safe from any thread.
 
     Attributes:
         seq: count of this message, dropped ones included.
     """
 
-    def __init__(self, frame: LaneFrame, identity: Identity, seq: int) -> None:
-        self.frame = frame
-        self.seq = seq
-        self._identity = identity
+    frame: LaneFrame
+    identity: Identity
+    seq: int
 
     def sent_at(self, now_mono_ns: int) -> lanes_pb2.LaneFrame:
         """Return the protobuf, with its age and its worth at `now_mono_ns`."""
@@ -144,7 +157,7 @@ class LaneMessage:
     def _lasting(self) -> tuple[bool, bytes]:
         """Whether every lane is in the message; and the message at the capture."""
         frame = self.frame
-        fields = lane_frame_fields(frame, self._identity, self.seq, frame.capture_mono_ns)
+        fields = lane_frame_fields(frame, self.identity, self.seq, frame.capture_mono_ns)
         complete = len(fields["lanes"]) == len(frame.lanes)
         return complete, lanes_pb2.LaneFrame(**fields).SerializeToString()
 
@@ -196,58 +209,47 @@ def calibration_message(calibration: Calibration) -> lane_service_pb2.Calibratio
     )
 
 
-def timestamp(epoch_ns: int) -> dict[str, int]:
-    """Return the fields of a Timestamp, cut to microseconds."""
-    seconds, ns = divmod(epoch_ns, 1_000_000_000)
-    return {"seconds": seconds, "nanos": ns // 1000 * 1000}
-
-
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def _finite(lane: Lane) -> bool:
-    if not (math.isfinite(lane.score) and np.isfinite(lane.points).all()):
-        return False
-    if lane.ground is None:
-        return True
-    polynomial = lane.ground.polynomial
-    numbers = (lane.ground.points, polynomial.coefficients, polynomial.covariance)
-    return all(np.isfinite(each).all() for each in numbers)
-
-
-def _lane(lane: Lane) -> dict[str, Any]:
-    # Rounded as float64: a rounded float32 would print as 103.4000015258789.
-    x, y = np.round(lane.points.T.astype(np.float64), 1).tolist()
-    ground = {} if lane.ground is None else {"ground": _ground(lane.ground)}
-    return {
-        "id": lane.id,
-        "index": lane.index,
-        "confidence": round(float(lane.score), 4),
-        "type": f"MARKING_TYPE_{lane.type.upper()}",
-        "color": f"MARKING_COLOR_{lane.color.upper()}",
-        "image_points": {"x": x, "y": y},
-        **ground,
-        "predicted": lane.predicted,
-    }
-
-
-def _ground(ground: GroundLane) -> dict[str, Any]:
-    x, y = np.round(ground.points.T.astype(np.float64), 2).tolist()
-    polynomial = ground.polynomial
-    c0, c1, c2, c3 = polynomial.coefficients.tolist()
-    return {
-        "points": {"x": x, "y": y},
-        "polynomial": {
-            "c0": c0,
-            "c1": c1,
-            "c2": c2,
-            "c3": c3,
-            "x_min_m": round(polynomial.x_min_m, 2),
-            "x_max_m": round(polynomial.x_max_m, 2),
-            "covariance": polynomial.covariance[_UPPER].tolist(),
-        },
-    }
+def _lanes(lanes: Iterable[Lane]) -> list[dict[str, Any]]:
+    """Return the fields of each lane whose numbers are all finite."""
+    fields = []
+    for lane in lanes:
+        # Rounded as float64: a rounded float32 would print as 103.4000015258789.
+        x, y = lane.points.T.astype(np.float64).round(1).tolist()
+        numbers = [lane.score, *x, *y]
+        of_lane: dict[str, Any] = {
+            "id": lane.id,
+            "index": lane.index,
+            "confidence": round(lane.score, 4),
+            "type": f"MARKING_TYPE_{lane.type.upper()}",
+            "color": f"MARKING_COLOR_{lane.color.upper()}",
+            "image_points": {"x": x, "y": y},
+        }
+        if (ground := lane.ground) is not None:
+            x, y = ground.points.T.astype(np.float64).round(2).tolist()
+            polynomial = ground.polynomial
+            c0, c1, c2, c3 = polynomial.coefficients.tolist()
+            covariance = polynomial.covariance[_UPPER].tolist()
+            numbers += [*x, *y, c0, c1, c2, c3, *covariance]
+            of_lane["ground"] = {
+                "points": {"x": x, "y": y},
+                "polynomial": {
+                    "c0": c0,
+                    "c1": c1,
+                    "c2": c2,
+                    "c3": c3,
+                    "x_min_m": round(polynomial.x_min_m, 2),
+                    "x_max_m": round(polynomial.x_max_m, 2),
+                    "covariance": covariance,
+                },
+            }
+        of_lane["predicted"] = lane.predicted
+        if all(map(isfinite, numbers)):
+            fields.append(of_lane)
+    return fields
 
 
 def _ego(ego: Ego) -> dict[str, Any]:

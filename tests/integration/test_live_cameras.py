@@ -48,6 +48,10 @@ AWKWARD = "q8Zr@:/#%?[]&+ é"
 # A failure is noticed after half a second; the rest is for a machine under load.
 NOTICED_S = 3.0
 OK = ("FRAME_STATUS_OK", "FRAME_STATUS_STALE")
+# GStreamer's own program that looks into plugins.
+SCANNER = next(
+    Path("/usr/lib").glob("*-linux-gnu/gstreamer1.0/gstreamer-1.0/gst-plugin-scanner"), ""
+)
 
 
 @pytest.fixture(params=["opencv", pytest.param("gstreamer", marks=pytest.mark.gstreamer)])
@@ -187,6 +191,31 @@ def test_every_network_camera_gives_lanes(
         assert message["image"] == {"width": 640, "height": 360}
         running.wait_for_state("ok", camera=name)
     assert RIGHT not in running.process.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "reader", [pytest.param("gstreamer", marks=pytest.mark.gstreamer)], indirect=True
+)
+def test_a_gstreamer_that_loads_slowly_is_a_state_and_no_fault(
+    appliance: Callable[..., Appliance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GStreamer's real search for plugins, of which it has no list; a simulation makes it slow: the
+    program that GStreamer starts for it waits until the test lets it go."""
+    let_go = tmp_path / "let go"
+    scanner = tmp_path / "scanner"
+    scanner.write_text(
+        f'#!/bin/sh\nwhile [ ! -e "{let_go}" ]; do sleep 0.1; done\nexec {SCANNER} "$@"\n'
+    )
+    scanner.chmod(0o755)
+    monkeypatch.setenv("GST_REGISTRY", str(tmp_path / "cache" / "gstreamer.bin"))
+    monkeypatch.setenv("GST_PLUGIN_SCANNER", str(scanner))
+    snow = "gst:videotestsrc is-live=true pattern=snow ! video/x-raw,width=640,height=360"
+    it = appliance({"front": snow})  # the daemon is ready
+    it.wait_for_state("lost", reason="loading_gstreamer")
+    let_go.touch()
+    it.wait_for_state("ok", "degraded")
+    assert "camera front: lost" not in it.process.log.read_text()
+    assert (tmp_path / "cache" / "gstreamer.bin").exists()
 
 
 def test_a_killed_camera_is_lost_and_found_again(

@@ -14,6 +14,7 @@ from edge_server.pixels import Image
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from edge_server.cameras.frame import CaptureClock, FrameSource
     from edge_server.cameras.source_uri import SourceOptions, SourceUri
@@ -100,6 +101,7 @@ class Rig:
         live: bool = True,
         retry_first_s: float = 0.2,
         watches: list[ScriptedWatch] | None = None,
+        library: Future[object] | None = None,
     ) -> None:
         self.now = START_S
         self.readers: list[ScriptedReader] = []
@@ -116,7 +118,7 @@ class Rig:
             return watches[-1]
 
         watched = None if watches is None else watch
-        kinds = {"scripted": SourceKind(self._open, live=live, watch=watched)}
+        kinds = {"scripted": SourceKind(self._open, live, watch=watched, library=lambda _: library)}
         self.camera = Camera(
             "front",
             "scripted://it",

@@ -293,6 +293,8 @@ _OPTIONS = {
     "grpc.max_metadata_size": "max_metadata_bytes",
     "grpc.absolute_max_metadata_size": "max_metadata_bytes",
     "grpc.server_handshake_timeout_ms": "handshake_timeout_ms",
+    # Until a client acknowledges the settings, gRPC holds it to none of these limits.
+    "grpc.http2.settings_timeout": "handshake_timeout_ms",
     "grpc.max_connection_idle_ms": "idle_timeout_ms",
     "grpc.keepalive_time_ms": "keepalive_time_ms",
     "grpc.keepalive_timeout_ms": "keepalive_timeout_ms",

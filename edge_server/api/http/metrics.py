@@ -25,6 +25,7 @@ from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
 from edge_server.board.watch import (
     CLOCK_UNSYNCHRONIZED,
     HTTP_CLOSED,
+    NO_GPU,
     NOT_RECORDED,
     REASONS,
     ClockState,
@@ -51,7 +52,7 @@ def _board(sources: Sources) -> Iterator[Metric]:
         return
     report = sources.board.report
     now = {reason.partition(":")[0] for reason in report.reasons}
-    words = (*REASONS, NOT_RECORDED, HTTP_CLOSED, CLOCK_UNSYNCHRONIZED)
+    words = (*REASONS, NO_GPU, NOT_RECORDED, HTTP_CLOSED, CLOCK_UNSYNCHRONIZED)
     yield from many("edge_board_condition", {word: word in now for word in words})
     states = {state.value: report.clock is state for state in ClockState}
     yield from many("edge_board_clock_state", states)
@@ -98,6 +99,8 @@ log = logging.getLogger(__name__)
 
 # prometheus_client can name a counter without `_total` only if its type is unknown.
 _UNTYPED = re.compile(rb"^(# TYPE [\w:]+) untyped$", re.MULTILINE)
+# Triton writes whole numbers without a point or an exponent, and its users' scripts read them so.
+_LARGE = re.compile(rb"(?<= )\d+(?:\.0|(?:\.\d+)?e\+\d+)$", re.MULTILINE)
 
 # Attributes of a camera, of the broker's connection and of the recorder.
 _OF_CAMERAS = {
@@ -137,7 +140,13 @@ class Exposition:
         text = encode(self._registry)
         if content_type.startswith("text/plain"):
             text = _UNTYPED.sub(rb"\1 counter", text)
+            text = _LARGE.sub(_plain, text)
         return text, content_type
+
+
+def _plain(written: re.Match[bytes]) -> bytes:
+    number = float(written[0])
+    return b"%d" % number if number.is_integer() else written[0]
 
 
 class _Utf8:

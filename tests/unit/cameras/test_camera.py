@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -129,6 +130,35 @@ def test_a_recording_ends_after_its_last_frame() -> None:
     assert rig.camera.ended
     rig.camera.stop()
     assert rig.camera.state is CameraState.ENDED
+
+
+@pytest.mark.parametrize("fault", [None, ImportError("no GStreamer")])
+def test_no_limit_of_a_camera_runs_while_its_library_loads(fault: Exception | None) -> None:
+    library: Future[object] = Future()
+    rig = Rig(library=library)
+    rig.advance(600.0)
+    assert state_of(rig) == (CameraState.STARTING, "loading_gstreamer")
+    assert rig.camera.status.text == "loading GStreamer"
+    assert rig.readers == []
+    assert not rig.camera.faults.total()
+    # A load that fails is told by the source, which cannot be opened then.
+    library.set_exception(fault) if fault else library.set_result(None)
+    rig.advance(0.25)
+    assert state_of(rig) == (CameraState.STARTING, "starting")
+    rig.advance(9.5)  # the limit of the first frame begins now
+    assert not rig.reader.leaving
+    rig.advance(1.0)
+    assert state_of(rig) == (CameraState.LOST, "stuck")
+
+
+def test_a_library_is_loaded_within_the_time_to_open_a_camera() -> None:
+    library: Future[object] = Future()
+    rig = Rig(library=library)
+    rig.camera.open(0.0)
+    assert rig.readers == []
+    library.set_result(None)
+    rig.camera.open(0.0)
+    assert len(rig.readers) == 1
 
 
 @pytest.mark.parametrize(("period_s", "limit_s"), [(1 / 30, 0.3), (1 / 5, 0.6)])
