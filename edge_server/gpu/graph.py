@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from edge_server.errors import EdgeServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from edge_server.gpu.device import Device, Libcuda
     from edge_server.gpu.stream import Stream
 
 _HANDLE, _RETURNED = ctypes.c_void_p, ctypes.byref
 # The driver's functions, as cuda.h has declared them since CUDA 11.4: what each parameter is.
-PROTOTYPES = MappingProxyType(
+PROTOTYPES: Mapping[str, tuple[Callable[..., object], ...]] = MappingProxyType(
     {
         "cuStreamBeginCapture_v2": (_HANDLE, ctypes.c_int),
         "cuStreamEndCapture": (_HANDLE, _RETURNED),
@@ -103,5 +103,4 @@ def _call(device: Device, doing: str, name: str, *values: object) -> None:
 
 
 def _arguments(name: str, *values: object) -> list[object]:
-    kinds: tuple[Callable[..., object], ...] = PROTOTYPES[name]
-    return [kind(value) for kind, value in zip(kinds, values, strict=True)]
+    return [kind(value) for kind, value in zip(PROTOTYPES[name], values, strict=True)]

@@ -100,7 +100,7 @@ class Options:
     @staticmethod
     def of(config: ModelConfig, parameters: TensorRtParameters) -> Options:
         optimization = config.message.optimization
-        priority = _PRIORITIES.get(optimization.priority, "")
+        priority: Literal["", "max", "min"] = _PRIORITIES.get(optimization.priority, "")
         return Options(
             mapped=parameters.mapped_memory,
             pinned_inputs=optimization.input_pinned_memory.enable,
