@@ -140,6 +140,19 @@ def test_a_plan_that_cannot_be_a_graph_serves_and_the_index_says_so(
     assert found["laneDetect_model"].reason.startswith("runs without CUDA graphs: ")
 
 
+def test_tensorrt_is_loaded_before_the_daemon_is_ready_also_without_a_plan(
+    on_gpu: Callable[..., None], tmp_path: Path, start: Callable[..., Process]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    process = start(f"--model-repository={tmp_path / 'empty'}", "--model-control-mode=explicit")
+    lines = process.log.read_text().splitlines()
+    loaded, ready = (
+        next(i for i, line in enumerate(lines) if words in line)
+        for words in ("tensorrt: 10.3.0.30, loaded in", ": ready, ")
+    )
+    assert loaded < ready
+
+
 def test_the_configuration_is_completed_from_the_plan(
     on_gpu: Callable[..., None],
     models: Path,
