@@ -40,7 +40,7 @@ PATIENCE_S = 1800.0
 # A sketch is over in two minutes, whatever the machine: what is left is shared among those to come.
 QUICK_S = 105.0
 DISTRIBUTIONS = (
-    *("numpy", "pycuda", "cuda-bindings", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
+    *("numpy", "pycuda", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt"),
     *("tensorrt-rtx-cu12-bindings", "opencv-python-headless", "cupy-cuda13x", "cupy-cuda12x"),
 )
 

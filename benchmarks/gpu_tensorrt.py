@@ -77,7 +77,11 @@ parameters {{ key: "plan_min" value {{ string_value: "x:1x{WIDTH};x:2x{WIDTH}" }
 parameters {{ key: "plan_opt" value {{ string_value: "x:1x{WIDTH};x:8x{WIDTH}" }} }}
 parameters {{ key: "plan_max" value {{ string_value: "x:1x{WIDTH};x:8x{WIDTH}" }} }}
 """
-GRAPHS = "optimization { cuda { graphs: true } }\n"
+# With CUDA graphs, or without.
+GRAPHS = {
+    True: "optimization { cuda { graphs: true } }\n",
+    False: 'parameters { key: "cuda_graphs" value { string_value: "false" } }\n',
+}
 
 
 def main() -> int:
@@ -189,7 +193,7 @@ class Tried:
         shutil.copyfile(MODELS / NETWORK / "1" / "model.onnx", directory / "1" / "model.onnx")
         build_s = _build(directory, text)
         for graphs in (False, True):
-            (directory / "config.pbtxt").write_text(text + GRAPHS * graphs)
+            (directory / "config.pbtxt").write_text(text + GRAPHS[graphs])
             how = f"{name}, {'with' if graphs else 'without'} CUDA graphs"
             told = len(self.notes)
             with serving(self._devices, folder) as snapshot:
@@ -277,7 +281,7 @@ class Tried:
         (directory / "1" / "model.onnx").write_bytes(relu_of_product(weights))
         _build(directory, text)
         for graphs in (False, True):
-            (directory / "config.pbtxt").write_text(text + GRAPHS * graphs)
+            (directory / "config.pbtxt").write_text(text + GRAPHS[graphs])
             off = 0.0
             with serving(self._devices, folder) as snapshot:
                 # There and back, so that the profile changes both ways.

@@ -21,7 +21,7 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 PATIENCE_S = 300
 # Of the libraries that a desktop need not have.
 OPTIONAL = {
-    *("tensorrt", "pycuda", "cuda", "cryptography", "mcap", "foxglove_schemas_protobuf"),
+    *("tensorrt", "pycuda", "cryptography", "mcap", "foxglove_schemas_protobuf"),
     *("torch", "tensorflow", "keras", "openvino", "paddle", "onnx", "boto3", "oras", "requests"),
 }
 # They are run by the Python of a model, or start the daemon.

@@ -181,6 +181,10 @@ class Model(Protocol):
         when the model is ready, as most always are."""
         return ""
 
+    def degraded_reason(self) -> str:
+        """Return what the model responds without, and why; empty where it runs as configured."""
+        return ""
+
     def metrics(self) -> Sequence[ModelMetric]:
         return ()
 

@@ -90,7 +90,6 @@ _OF_A_WHEEL = {
     "cv2": "pip install --force-reinstall opencv-python-headless",
     "tensorrt": "a Jetson has it (TensorRT plans run there), others have ONNX Runtime",
     "pycuda": "pip install --force-reinstall pycuda, with nvcc of this machine's CUDA on PATH",
-    "cuda.bindings": "pip install cuda-bindings, of the driver's major version",
     "cryptography": "pip install 'edge-server[signing]'",
     "mcap": "pip install 'edge-server[recorder]'",
     "foxglove_schemas_protobuf": "pip install 'edge-server[recorder]'",

@@ -124,7 +124,8 @@ class ModelReport:
     """One version of a model; numbers are None where it is not loaded, or had no request.
 
     Attributes:
-        reason: why its state is not READY; of a LOADING one, how far its plan is.
+        reason: why its state is not READY, or what a READY one responds without; of a LOADING one,
+            how far its plan is.
         devices: that it runs on; empty where metrics cannot be read, and of an ensemble.
         degraded: this machine should serve another configuration; `reason` says why it does not.
         requests: successful ones since it was loaded; likewise `failed`.

@@ -153,6 +153,10 @@ class LoadedModel:
         """Why the version cannot respond at this moment; empty where it can."""
         return "" if self.model is None else self.model.not_ready_reason()
 
+    def degraded_reason(self) -> str:
+        """What the version responds without, and why; empty where it runs as configured."""
+        return "" if self.model is None else self.model.degraded_reason()
+
     def metrics(self) -> Sequence[ModelMetric]:
         return () if self.model is None else self.model.metrics()
 
@@ -204,7 +208,7 @@ class ModelEntry:
     Attributes:
         version: 0 where the model failed before its version was known.
         reason: why the version is in this state, or the progress of its load; for a READY version,
-            why its reload failed or the progress of its successor's load.
+            why its reload failed, the progress of its successor's load, or why it is degraded.
         loaded: present when READY.
         may_pass: for an UNAVAILABLE version: its files are not known to be at fault, so the next
             attempt may succeed.

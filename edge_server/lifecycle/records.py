@@ -141,11 +141,9 @@ class ModelRecord:
             configuration = Configuration(file, devices, spec.why, self.shortfall)
         return [
             ModelEntry(
-                self.name,
-                model.version,
-                ModelState.READY,
-                reason[:LONGEST_REASON],
-                model,
+                *(self.name, model.version, ModelState.READY),
+                reason=(reason or model.degraded_reason())[:LONGEST_REASON],
+                loaded=model,
                 configuration=configuration,
             )
             for model in self.serving.models

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from edge_server.errors import Unavailable
+from edge_server.gpu.graph import record_graph
 from edge_server.gpu.memory import BufferPool, DeviceMemory, pinned_array
-from edge_server.gpu.stream import Stream, record_graph
+from edge_server.gpu.stream import Stream
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device
@@ -141,7 +142,6 @@ def test_a_kernel_that_writes_where_nothing_is_loses_the_device(device: Device) 
 
 
 def test_a_graph_does_again_what_was_recorded(device: Device) -> None:
-    pytest.importorskip("cuda.bindings")
     stream = Stream(device)
     memory = DeviceMemory(device, MIB)
     back = np.empty(MIB, np.uint8)

@@ -39,8 +39,8 @@ max_batch_size: 1
 input [ { name: "input" data_type: TYPE_FP32 dims: [ 3, 360, 640 ] } ]
 output [ { name: "predict_lanes" data_type: TYPE_FP32 dims: [ 2784, 77 ] } ]
 instance_group [ { kind: KIND_GPU count: 2 } ]
-optimization { cuda { graphs: true } }
 """
+NO_GRAPHS = 'parameters { key: "cuda_graphs" value { string_value: "false" } }'
 
 
 @pytest.fixture
@@ -108,6 +108,21 @@ def test_the_lanes_come_from_a_plan_that_gives_what_its_onnx_file_does(
     assert process.terminate() == 0
 
 
+def test_a_plan_that_cannot_be_a_graph_serves_and_the_index_says_so(
+    on_gpu: Callable[..., None],
+    models: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+    road_input: triton.InferInput,
+) -> None:
+    on_gpu("capture=refused")
+    connected = client(start(f"--model-repository={models}"))
+    assert len(lanes(connected, road_input)["lane_scores"][0]) >= 2
+    found = {each.name: each for each in connected.get_model_repository_index().models}
+    assert found["laneDetect_model"].state == "READY"
+    assert found["laneDetect_model"].reason.startswith("runs without CUDA graphs: ")
+
+
 def test_tensorrt_is_loaded_before_the_daemon_is_ready_also_without_a_plan(
     on_gpu: Callable[..., None], tmp_path: Path, start: Callable[..., Process]
 ) -> None:
@@ -161,7 +176,7 @@ def test_a_run_that_breaks_the_device_ends_the_daemon_with_its_own_code(
     road_input: triton.InferInput,
 ) -> None:
     # The two runs before are those that prove the model.
-    (models / "laneDetect_model" / "config.pbtxt").write_text(LANES.replace("graphs: true", ""))
+    (models / "laneDetect_model" / "config.pbtxt").write_text(LANES + NO_GRAPHS)
     on_gpu("fail=run:2")
     process = start(f"--model-repository={models}")
     with pytest.raises(InferenceServerException):

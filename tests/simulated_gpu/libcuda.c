@@ -79,7 +79,8 @@ typedef struct Work {
     struct Work *next;
 } Work;
 struct Stream { Work *head, *tail; struct Graph *capture; int priority; };
-typedef struct Graph { Work *head, *tail; int spoilt; } Graph;
+// A graph that can be launched is another object than the one that it was made of.
+typedef struct Graph { Work *head, *tail; int spoilt, executable; struct Graph *next; } Graph;
 typedef struct Memory { char *begin; size_t nbytes; int pinned, device; struct Memory *next; } Memory;
 typedef struct { int device; int retained; } Context;
 
@@ -93,6 +94,8 @@ static Context contexts[8];
 static Stream legacy;
 // The graph being recorded in a mode that forbids to allocate and free meanwhile.
 static Graph *strict;
+// Those that are not destroyed yet.
+static Graph *graphs;
 static __thread Context *stack[64];
 static __thread int depth;
 static Stream *streams[4096];
@@ -248,9 +251,13 @@ static void empty(int device) {
 
 // ---- what tests ask of the simulation ----
 void simulated_settings(const char *words) { LOCK; parse(words); }
+static void free_graph(Graph *graph);
 void simulated_reset(void) {
     LOCK;
     drain_all();
+    for (int i = 0; i < stream_count; i++) streams[i]->capture = 0;
+    while (graphs) free_graph(graphs);
+    strict = 0;
     for (int i = 0; i < 8; i++) { contexts[i].retained = 0; empty(i); }
     lost = 0; fail_name[0] = 0; devices = 1; driver = 13000; compute = 87; integrated = 1;
     init_result = 0; memory_limit = (size_t)8 << 30;
@@ -260,6 +267,12 @@ void simulated_reset(void) {
 size_t simulated_device_bytes(void) { LOCK; return device_bytes; }
 size_t simulated_allocations(void) { LOCK; return allocations; }
 size_t simulated_calls(void) { LOCK; return calls; }
+int simulated_graphs(void) {
+    LOCK;
+    int count = 0;
+    for (Graph *graph = graphs; graph; graph = graph->next) count++;
+    return count;
+}
 // The GPU is busy with something until a test says so, or so many milliseconds have passed since
 // somebody began to wait for that. A test asks by itself whether somebody does: it needs the
 // interpreter for that.
@@ -484,7 +497,12 @@ Result cuStreamDestroy_v2(Stream *stream) {
         if (streams[i] == stream) { streams[i] = streams[--stream_count]; free(stream); return 0; }
     return INVALID_HANDLE;
 }
-Result cuStreamSynchronize(Stream *stream) { ENTER(1); drain(stream_of(stream)); return lost; }
+Result cuStreamSynchronize(Stream *stream) {
+    ENTER(1);
+    if (stream_of(stream)->capture) return stream->capture->spoilt = 1, CAPTURE_UNSUPPORTED;
+    drain(stream_of(stream));
+    return lost;
+}
 Result cuStreamQuery(Stream *stream) {
     ENTER(1);
     step(stream_of(stream));
@@ -583,58 +601,91 @@ Result cuFuncSetBlockShape(Function *function, int x, int y, int z) {
 }
 
 // ---- graphs ----
+static int is_stream(const Stream *handle) {
+    for (int i = 0; i < stream_count; i++) if (streams[i] == handle) return 1;
+    return 0;
+}
+static Graph *graph_of(const Graph *handle, int executable) {
+    Graph *graph = graphs;
+    while (graph && (graph != handle || graph->executable != executable)) graph = graph->next;
+    return graph;
+}
+static Graph *new_graph(void) {
+    Graph *graph = calloc(1, sizeof *graph);
+    graph->next = graphs;
+    return graphs = graph;
+}
+static void free_graph(Graph *graph) {
+    Graph **at = &graphs;
+    while (*at != graph) at = &(*at)->next;
+    *at = graph->next;
+    while (graph->head) {
+        Work *work = graph->head;
+        graph->head = work->next;
+        free(work->staged);
+        free(work);
+    }
+    free(graph);
+}
+static Work again(const Work *work) {
+    Work copy = *work;
+    if (work->staged)
+        copy.staged = staged(work->staged, work->kind == COPY ? work->nbytes : work->staged_bytes);
+    return copy;
+}
 Result cuStreamBeginCapture_v2(Stream *stream, int mode) {
     ENTER(1);
-    if ((uintptr_t)stream <= 2) return CAPTURE_UNSUPPORTED;
-    stream->capture = calloc(1, sizeof *stream->capture);
     enum { RELAXED = 2 };
+    if (mode < 0 || mode > RELAXED) return INVALID_VALUE;
+    if ((uintptr_t)stream <= 2) return CAPTURE_UNSUPPORTED;
+    if (!is_stream(stream)) return INVALID_HANDLE;
+    if (stream->capture) return ILLEGAL_STATE;
+    stream->capture = new_graph();
     strict = mode == RELAXED ? 0 : stream->capture;
     return 0;
 }
 Result cuStreamEndCapture(Stream *stream, Graph **graph) {
     ENTER(1);
+    *graph = 0;
+    if (!is_stream(stream)) return INVALID_HANDLE;
     if (!stream->capture) return ILLEGAL_STATE;
-    *graph = stream->capture;
+    Graph *recorded = stream->capture;
     stream->capture = strict = 0;
-    return (*graph)->spoilt ? CAPTURE_INVALIDATED : 0;
-}
-Result cuGraphInstantiateWithFlags(Graph **executable, Graph *graph, unsigned long long flags) {
-    (void)flags; ENTER(1); *executable = graph; return 0;
-}
-Result cuGraphLaunch(Graph *graph, Stream *stream) {
-    ENTER(1);
-    for (Work *work = graph->head; work; work = work->next) {
-        Work again = *work;
-        if (work->staged)
-            again.staged = staged(work->staged, work->kind == COPY ? work->nbytes
-                                                                    : work->staged_bytes);
-        give(stream_of(stream), again);
-    }
+    if (recorded->spoilt) { free_graph(recorded); return CAPTURE_INVALIDATED; }
+    *graph = recorded;
     return 0;
 }
-Result cuGraphDestroy(Graph *graph) { (void)graph; return 0; }
-Result cuGraphExecDestroy(Graph *graph) { (void)graph; return 0; }
-
-// cuda-bindings finds its functions here.
-Result cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags,
-                           int *status) {
-    (void)version; (void)flags;
-    static const char *const SUFFIXES[] = {"_v2", "_v3", "_v4", ""};
-    char symbol[128];
-    *function = 0;
-    for (int i = 0; i < 4 && !*function; i++) {
-        snprintf(symbol, sizeof symbol, "%s%s", name, SUFFIXES[i]);
-        *function = dlsym(RTLD_DEFAULT, symbol);
-        if (!*function) {
-            Dl_info here;
-            dladdr((void *)cuInit, &here);
-            void *self = dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-            *function = self ? dlsym(self, symbol) : 0;
-        }
+Result cuGraphInstantiateWithFlags(Graph **executable, Graph *handle, unsigned long long flags) {
+    ENTER(1);
+    Graph *graph = graph_of(handle, 0);
+    enum { FLAGS = 1 | 2 | 4 | 8 };
+    if (!graph || flags & ~(unsigned long long)FLAGS) return INVALID_VALUE;
+    Graph *made = new_graph();
+    made->executable = 1;
+    for (Work *work = graph->head; work; work = work->next) {
+        Work *copy = malloc(sizeof *copy);
+        *copy = again(work);
+        append(&made->head, &made->tail, copy);
     }
-    if (status) *status = *function ? 0 : 1;
-    return *function ? 0 : NOT_FOUND;
+    *executable = made;
+    return 0;
 }
+Result cuGraphLaunch(Graph *executable, Stream *stream) {
+    ENTER(1);
+    Graph *graph = graph_of(executable, 1);
+    if (!graph) return INVALID_VALUE;
+    if (!is_stream(stream)) return INVALID_HANDLE;
+    for (Work *work = graph->head; work; work = work->next) give(stream, again(work));
+    return 0;
+}
+static Result destroy(Graph *handle, int executable) {
+    Graph *graph = graph_of(handle, executable);
+    if (!graph) return INVALID_VALUE;
+    free_graph(graph);
+    return 0;
+}
+Result cuGraphDestroy(Graph *graph) { ENTER(0); return destroy(graph, 0); }
+Result cuGraphExecDestroy(Graph *executable) { ENTER(0); return destroy(executable, 1); }
 
 // ---- what pycuda links to and nobody here calls ----
 #define ABSENT(name) Result name(void) { return NOT_SUPPORTED; }

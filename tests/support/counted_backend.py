@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends import BACKENDS
-from edge_server.backends.contract import TensorInstance, Tensors
+from edge_server.backends.contract import Model, TensorInstance, Tensors
 from edge_server.errors import InternalError, Unavailable
 from edge_server.tensors import Tensor
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 
 
-class Counted:
+class Counted(Model):
     """A model that adds the number in its file (default `add`; none is 0) to `a`, giving `b`."""
 
     def __init__(self, name: str, number: float) -> None:
@@ -35,12 +35,6 @@ class Counted:
 
     def make_instance(self, name: str, placement: Placement) -> TensorInstance:
         return TensorInstance(self._run)
-
-    def not_ready_reason(self) -> str:
-        return ""
-
-    def metrics(self) -> tuple[()]:
-        return ()
 
     def close(self) -> None:
         self.closed += 1

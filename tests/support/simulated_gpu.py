@@ -79,6 +79,11 @@ class SimulatedGpu:
         return self._library.simulated_allocations()
 
     @property
+    def graphs(self) -> int:
+        """How many graphs there are, recorded or executable."""
+        return self._library.simulated_graphs()
+
+    @property
     def calls(self) -> int:
         """How often the driver was called."""
         return self._library.simulated_calls()

@@ -9,8 +9,9 @@ execution: `graphs`, `graph_spec`, `busy_wait_events`, `output_copy_stream`.
 
 Parameters in config.pbtxt: `dla_fallback` (`gpu`: on a device without that NVDLA core the model
 runs on the GPU alone; without the parameter, the load fails), `mapped_memory` (default true: on a
-GPU that shares the host's memory, inputs and outputs are not copied) and `auto_build` (default
-false: a plan that does not fit this device is rebuilt from the ONNX file beside it). Any other
+GPU that shares the host's memory, inputs and outputs are not copied), `auto_build` (default false:
+a plan that does not fit this device is rebuilt from the ONNX file beside it) and `cuda_graphs`
+(default true: a plan of fixed shapes runs as a CUDA graph; false: no plan does). Any other
 parameter has no effect.
 """
 

@@ -21,7 +21,8 @@ from edge_server.errors import (
     Unavailable,
     Unsupported,
 )
-from edge_server.gpu.stream import GpuEvent, PriorityStream, Stream, record_graph
+from edge_server.gpu.graph import record_graph
+from edge_server.gpu.stream import GpuEvent, PriorityStream, Stream
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.io_buffers import IoBuffers
     from edge_server.backends.tensorrt.plan_config import Options, PlanIO
     from edge_server.backends.tensorrt.plan_options import Shape, Shapes
+    from edge_server.gpu.graph import Graph
     from edge_server.gpu.memory import CudaArray
-    from edge_server.gpu.stream import Graph
     from edge_server.model_config.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -81,8 +82,15 @@ class RecordedRun:
 
 
 class Graphs:
-    def __init__(self, runs: Sequence[RecordedRun] = ()) -> None:
+    """The recorded runs of an instance.
+
+    Args:
+        failure: why there are none, though they are wanted.
+    """
+
+    def __init__(self, runs: Sequence[RecordedRun] = (), failure: str = "") -> None:
         self._runs = list(runs)
+        self.failure = failure
 
     def find(self, shapes: Shapes) -> RecordedRun | None:
         """Return the run for exactly `shapes`, or the first that may serve them; None if none
@@ -131,11 +139,12 @@ def record(
     except DeviceLost:
         raise
     except EdgeServerError as error:
-        log.warning("instance %s: runs without CUDA graphs: %s", name, error)
+        failure = f"runs without CUDA graphs: {error}"
+        log.warning("instance %s: %s", name, failure)
         with suppress(EdgeServerError):
             stream.synchronize()
         Graphs(runs).close()
-        return Graphs()
+        return Graphs(failure=failure)
     return Graphs(runs)
 
 
@@ -310,7 +319,7 @@ class PlanInstance:
             self._graphs = Graphs()
             try:
                 self._buffers = allocate_io(engine, self._context, profiles, options, name)
-                if options.graphs:
+                if graphs:
                     self._graphs = record(
                         engine, self._context, self._stream, self._buffers, wanted=graphs, name=name
                     )
@@ -318,6 +327,11 @@ class PlanInstance:
                 # Closed before its engine, which the model closes.
                 self._context.close()
                 raise
+
+    @property
+    def without_graphs(self) -> str:
+        """Why batches do not run as CUDA graphs, though they should; else empty."""
+        return self._graphs.failure
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
         began_ns = time.monotonic_ns()

@@ -50,6 +50,8 @@ class PlanModel(Model):
         self._source = source
         self._lock = threading.Lock()
         self._shared: dict[tuple[int, int | None], Engine] = {}
+        # Of each instance, by its name.
+        self._without_graphs: dict[str, str] = {}
 
     def make_instance(self, name: str, placement: Placement) -> PlanInstance:
         """Load the plan if needed and return an instance.
@@ -65,19 +67,26 @@ class PlanModel(Model):
             # As in Triton, the lowest of equally near profiles.
             ordered = sorted(set(placement.profiles or (0,)))
             _check_profile(engine, ordered[-1], name)
-            graphs = graph_shapes(self._config, engine.io, ordered) if self._options.graphs else ()
-            return PlanInstance(
+            wants_graphs = self._options.graphs or (
+                self._options.graph_if_fixed and engine.io.is_fixed and engine.dla_core is None
+            )
+            instance = PlanInstance(
                 engine,
                 name,
                 ordered,
                 self._options,
-                graphs=graphs,
+                graphs=graph_shapes(self._config, engine.io, ordered) if wants_graphs else (),
                 owns_engine=is_own,
             )
         except BaseException:
             if is_own:
                 engine.close()
             raise
+        self._without_graphs[name] = instance.without_graphs
+        return instance
+
+    def degraded_reason(self) -> str:
+        return next(filter(None, list(self._without_graphs.values())), "")
 
     def close(self) -> None:
         while self._shared:

@@ -40,6 +40,7 @@ class TensorRtParameters(BackendParameters, frozen=True):
     dla_fallback: Literal["", "gpu"] = ""
     mapped_memory: bool = True
     auto_build: bool = False
+    cuda_graphs: bool = True
 
 
 def plan_name(config: ModelConfig, compute_capability: str) -> str:
@@ -77,7 +78,8 @@ class Options:
     Attributes:
         mapped: inputs and outputs lie in host memory that the GPU accesses, where it can.
         pinned_inputs, pinned_outputs: copies go through pinned memory.
-        graphs: batches run as CUDA graphs, where possible.
+        graphs: batches of many shapes run as CUDA graphs, where possible.
+        graph_if_fixed: so does a plan of fixed shapes, by default.
         busy_wait: a thread that waits for the GPU busy-waits instead of sleeping.
         priority: of the runs among all work of the GPU; empty is the default. Recorded runs always
             have the default.
@@ -89,6 +91,7 @@ class Options:
     pinned_inputs: bool = True
     pinned_outputs: bool = True
     graphs: bool = False
+    graph_if_fixed: bool = True
     busy_wait: bool = False
     priority: Literal["", "max", "min"] = ""
     copy_stream: bool = False
@@ -97,13 +100,15 @@ class Options:
     @staticmethod
     def of(config: ModelConfig, parameters: TensorRtParameters) -> Options:
         optimization = config.message.optimization
+        priority: Literal["", "max", "min"] = _PRIORITIES.get(optimization.priority, "")
         return Options(
             mapped=parameters.mapped_memory,
             pinned_inputs=optimization.input_pinned_memory.enable,
             pinned_outputs=optimization.output_pinned_memory.enable,
-            graphs=optimization.cuda.graphs,
+            graphs=parameters.cuda_graphs and optimization.cuda.graphs,
+            graph_if_fixed=parameters.cuda_graphs and not priority,
             busy_wait=optimization.cuda.busy_wait_events,
-            priority=_PRIORITIES.get(optimization.priority, ""),
+            priority=priority,
             copy_stream=optimization.cuda.output_copy_stream,
             batched=config.max_batch_size > 0,
         )

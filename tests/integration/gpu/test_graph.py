@@ -1,44 +1,72 @@
-"""Graphs: recorded once, run as often as wanted; absent, they are a reason.
-
-Where cuda-bindings is installed, the real one runs over the simulated driver.
-"""
+"""Graphs: recorded once, run as often as wanted; the driver is simulated."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
-import importlib.util
-import sys
+import re
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.simulated_gpu import SIMULATED_GPU
 
-from edge_server.errors import DeviceLost, InternalError, Unavailable
+from edge_server.errors import DeviceLost, InternalError
+from edge_server.gpu.graph import PROTOTYPES, record_graph
 from edge_server.gpu.memory import DeviceMemory, pinned_array
-from edge_server.gpu.stream import Stream, record_graph
+from edge_server.gpu.stream import Stream
 
 if TYPE_CHECKING:
     from support.simulated_gpu import SimulatedGpu
 
     from edge_server.gpu.device import Device
 
-with_bindings = pytest.mark.skipif(
-    not importlib.util.find_spec("cuda"), reason="no cuda-bindings here"
-)
+HEADERS = sorted(Path("/usr/local").glob("cuda*/include/cuda.h"))
+LETTERS = {
+    **dict.fromkeys((ctypes.c_void_p, "CUstream", "CUgraph", "CUgraphExec"), "handle"),
+    **dict.fromkeys((ctypes.byref, "CUgraph*", "CUgraphExec*"), "returned handle"),
+    **dict.fromkeys((ctypes.c_int, "CUstreamCaptureMode", "int"), "32 bits"),
+    **dict.fromkeys((ctypes.c_ulonglong, "unsigned long long"), "64 bits"),
+    # The simulation's own.
+    **dict.fromkeys(("Stream*", "Graph*"), "handle"),
+    "Graph**": "returned handle",
+}
 
 
-def test_without_cuda_bindings_the_reason_is_told(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+def declared(text: str, function: re.Pattern[str]) -> dict[str, list[str]]:
+    """Function → what each of its parameters is."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+    found: dict[str, list[str]] = {}
+    for name, parameters in function.findall(text):
+        kinds = [re.sub(r"\s*(\w+)$|\s+(?=\*)", "", each.strip()) for each in parameters.split(",")]
+        # A header declares the versions of former headers behind the present ones.
+        found.setdefault(name, [LETTERS.get(kind, kind) for kind in kinds])
+    return found
+
+
+def test_the_simulation_takes_what_the_driver_is_given() -> None:
+    text = (SIMULATED_GPU / "libcuda.c").read_text()
+    simulated = declared(text, re.compile(r"^Result (cu\w+)\(([^)]*)\)", re.MULTILINE))
+    for name, kinds in PROTOTYPES.items():
+        assert simulated[name] == [LETTERS[kind] for kind in kinds], name
+
+
+@pytest.mark.skipif(not HEADERS, reason="no CUDA toolkit here")
+def test_the_driver_is_given_what_nvidias_header_declares() -> None:
+    text = HEADERS[-1].read_text(errors="replace")
+    header = declared(text, re.compile(r"^CUresult CUDAAPI (cu\w+)\(([^)]*)\);", re.MULTILINE))
+    # The header renames a function to the version that the library exports.
+    renamed = dict(re.findall(r"#define (cu\w+)\s+(?:\w+\()?(cu\w+)", text))
+    exported = {renamed.get(name, name): kinds for name, kinds in header.items()}
+    for name, kinds in PROTOTYPES.items():
+        assert exported[name] == [LETTERS[kind] for kind in kinds], name
+
+
+def test_recorded_work_runs_with_every_launch_and_not_before(
+    device: Device, simulated_gpu: SimulatedGpu
 ) -> None:
-    for name in ("cuda", "cuda.bindings"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(Unavailable, match="no CUDA graphs") as caught:
-        record_graph(Stream(device), lambda: None)
-    assert str(caught.value).endswith("; pip install cuda-bindings, of the driver's major version")
-
-
-@with_bindings
-def test_recorded_work_runs_with_every_launch_and_not_before(device: Device) -> None:
     stream, memory, back = (
         Stream(device),
         DeviceMemory(device, 4),
@@ -58,21 +86,19 @@ def test_recorded_work_runs_with_every_launch_and_not_before(device: Device) -> 
         graph.launch(stream)
         stream.synchronize()
         assert back.tolist() == [expected] * 4
+    # What was recorded is gone, and what is launched goes with `close`.
+    assert simulated_gpu.graphs == 1
     graph.close()
+    assert simulated_gpu.graphs == 0
 
 
-@with_bindings
 def test_a_stream_records_no_longer_after_work_that_failed(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    device: Device, simulated_gpu: SimulatedGpu
 ) -> None:
     stream, memory = Stream(device), DeviceMemory(device, 4)
-    destroyed = []
-    monkeypatch.setattr(
-        "cuda.bindings.driver.cuGraphDestroy", lambda graph: (destroyed.append(graph),)
-    )
     with pytest.raises(ZeroDivisionError):
         record_graph(stream, lambda: 1 / 0)
-    assert len(destroyed) == 1
+    assert simulated_gpu.graphs == 0
     back = np.zeros(4, np.uint8)
     stream.fill(memory, 3)
     stream.to_host(back, memory)
@@ -80,7 +106,6 @@ def test_a_stream_records_no_longer_after_work_that_failed(
     assert back.tolist() == [3] * 4
 
 
-@with_bindings
 def test_memory_that_is_freed_while_work_is_recorded_does_not_spoil_it(device: Device) -> None:
     stream, memory, garbage = Stream(device), DeviceMemory(device, 4), [DeviceMemory(device, 4)]
 
@@ -92,20 +117,46 @@ def test_memory_that_is_freed_while_work_is_recorded_does_not_spoil_it(device: D
     stream.synchronize()
 
 
-@with_bindings
+def test_a_thread_that_allocates_while_work_is_recorded_does_not_spoil_it(device: Device) -> None:
+    stream, memory = Stream(device), DeviceMemory(device, 4)
+
+    def work() -> None:
+        stream.fill(memory, 1)
+        other = threading.Thread(target=lambda: DeviceMemory(device, 4096))
+        other.start()
+        other.join()
+        stream.fill(memory, 2)
+
+    record_graph(stream, work).launch(stream)
+    stream.synchronize()
+
+
 @pytest.mark.parametrize(
     ("code", "error"), [(900, InternalError), (801, InternalError), (719, DeviceLost)]
 )
-def test_what_cannot_be_recorded_is_told(
-    device: Device, simulated_gpu: SimulatedGpu, code: int, error: type[Exception]
+@pytest.mark.parametrize("name", [*PROTOTYPES][:3])
+def test_what_cannot_be_recorded_is_reported_and_leaves_nothing(
+    device: Device, simulated_gpu: SimulatedGpu, name: str, code: int, error: type[Exception]
 ) -> None:
     stream = Stream(device)
-    simulated_gpu.set(f"fail=cuGraphInstantiateWithFlags:{code}:0")
-    with pytest.raises(error, match="GPU 0: record a graph: cuGraphInstantiate failed"):
+    simulated_gpu.set(f"fail={name}:{code}:0")
+    said = f"GPU 0: record a graph: {name.removesuffix('_v2')} failed"
+    with pytest.raises(error, match=said):
         record_graph(stream, lambda: None)
+    # A stream that goes on recording is destroyed with it.
+    assert simulated_gpu.graphs == int(name == "cuStreamEndCapture")
 
 
-@with_bindings
-def test_a_graph_may_be_dropped(device: Device) -> None:
+def test_a_graph_may_be_dropped(device: Device, simulated_gpu: SimulatedGpu) -> None:
     record_graph(Stream(device), lambda: None)
     gc.collect()
+    assert simulated_gpu.graphs == 0
+
+
+def test_a_graph_that_outlives_its_device_went_with_it(
+    device: Device, simulated_gpu: SimulatedGpu
+) -> None:
+    graph = record_graph(Stream(device), lambda: None)
+    device.close()
+    assert simulated_gpu.graphs == 0
+    graph.close()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BATCHES = {"x": ((1, 4), (4, 4), (8, 4))}
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
+# A recorded run does not ask TensorRT.
+NO_GRAPHS = 'parameters { key: "cuda_graphs" value { string_value: "false" } }'
 
 
 def batching(workshop: Workshop, **said: Any) -> None:
@@ -262,7 +264,7 @@ def test_a_run_that_tensorrt_refuses_is_that_requests_failure_alone(
     workshop: Workshop, ask: Callable[..., Asked]
 ) -> None:
     workshop.write()
-    instance = workshop.instance()
+    instance = workshop.instance(NO_GRAPHS)
     workshop.tensorrt("fail=enqueue:0")
     error = ask(instance, inputs={"x": X}).answer
     assert isinstance(error, InternalError)
@@ -277,7 +279,7 @@ def test_a_run_that_breaks_the_device_is_told_to_all_and_to_the_daemon(
     workshop: Workshop, ask: Callable[..., Asked]
 ) -> None:
     workshop.write()
-    instance = workshop.instance()
+    instance = workshop.instance(NO_GRAPHS)
     workshop.tensorrt("fail=run:0")
     assert isinstance(ask(instance, inputs={"x": X}).answer, DeviceLost)
     with pytest.raises(DeviceLost, match="the process must start anew"):
@@ -290,7 +292,7 @@ def test_a_run_that_broke_the_device_unseen_is_found_by_the_next(
     workshop: Workshop, ask: Callable[..., Asked]
 ) -> None:
     workshop.write()
-    instance = workshop.instance()
+    instance = workshop.instance(NO_GRAPHS)
     workshop.tensorrt("fail=run:0")
     assert not isinstance(ask(instance, inputs={"x": X}, on_device=True).answer, Exception)
     assert isinstance(ask(instance, inputs={"x": X}).answer, DeviceLost)

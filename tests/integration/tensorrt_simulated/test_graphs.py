@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from support.workshop import Asked, add_one, onnx_bytes
+from support.workshop import Asked, add_one, infer, onnx_bytes
 
 from edge_server.errors import DeviceLost, ModelConfigError
 from edge_server.gpu.memory import BufferPool
 from edge_server.gpu.stream import Stream
+from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 BATCHES = [{"x": ((1, 4), (4, 4), (8, 4))}]
 GRAPHS = "optimization { cuda { graphs: true %s } } "
+OFF = 'parameters { key: "cuda_graphs" value { string_value: "false" } } '
+NVDLA = "instance_group { secondary_devices { kind: KIND_NVDLA device_id: 0 } } "
 WITHOUT = "runs without CUDA graphs"
 
 
@@ -31,18 +34,58 @@ def graph_count(instance: Any) -> int:
 
 @pytest.mark.parametrize("gpu", ["integrated=1", "integrated=0"])
 @pytest.mark.parametrize("version", ["8.6.1.6", "10.3.0.30"])
-def test_a_plan_of_fixed_shapes_is_one_graph(
+def test_a_plan_of_fixed_shapes_is_one_graph_by_default(
     workshop: Workshop, ask: Callable[..., Asked], gpu: str, version: str
 ) -> None:
     workshop.gpu.set(gpu)
     workshop.tensorrt(f"version={version}")
     workshop.write()
-    instance = workshop.instance(GRAPHS % "")
+    instance = workshop.instance()
     assert graph_count(instance) == 1
     # What TensorRT is asked for from now on fails: graphs do not ask it.
     workshop.tensorrt("fail=enqueue:0")
     for i in range(3):
         np.testing.assert_array_equal(ask(instance, inputs={"x": X + i}).array(), X + i + 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OFF,
+        OFF + GRAPHS % "",
+        # A recorded run has the usual priority.
+        "optimization { priority: PRIORITY_MAX }",
+    ],
+)
+def test_a_plan_of_fixed_shapes_is_no_graph_where_the_configuration_says_so(
+    workshop: Workshop, ask: Callable[..., Asked], caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    workshop.write()
+    instance = workshop.instance(text)
+    assert graph_count(instance) == workshop.gpu.graphs == 0
+    np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
+    assert WITHOUT not in caplog.text
+
+
+@pytest.mark.parametrize(("dla", "text"), [(True, NVDLA), (False, "max_batch_size: 8 ")])
+def test_what_cannot_be_one_graph_has_none_and_no_line_says_so(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture, dla: bool, text: str
+) -> None:
+    if dla:
+        workshop.write(dla=True)
+    else:
+        workshop.write(add_one(("n", 4)), profiles=BATCHES)
+    loaded = workshop.loaded(text)
+    assert workshop.gpu.graphs == 0
+    assert (loaded.degraded_reason(), WITHOUT in caplog.text) == ("", False)
+
+
+def test_the_graphs_go_with_their_instance(workshop: Workshop) -> None:
+    workshop.write()
+    workshop.instance()
+    assert workshop.gpu.graphs == 1
+    workshop.unload()
+    assert workshop.gpu.graphs == 0
 
 
 def test_the_usual_batch_sizes_have_a_graph_and_the_others_run_without(
@@ -100,24 +143,25 @@ def test_where_recording_is_refused_the_model_runs_without_and_one_line_says_so(
     workshop.write(add_one(("n", 4)), profiles=BATCHES)
     workshop.tensorrt("capture=refused")
     instance = workshop.instance("max_batch_size: 8 " + GRAPHS % "")
-    assert [WITHOUT in record.message for record in caplog.records].count(True) == 1
-    assert "operation not permitted when stream is capturing" in caplog.text
-    assert graph_count(instance) == 0
+    (line,) = (record.message for record in caplog.records if WITHOUT in record.message)
+    assert "operation not permitted when stream is capturing" in line
+    assert graph_count(instance) == workshop.gpu.graphs == 0
     for rows in (1, 8):
         parts = np.repeat(X, rows, 0)
         np.testing.assert_array_equal(ask(instance, inputs={"x": parts}).array(), parts + 1)
 
 
 @pytest.mark.parametrize("broken", ["cuStreamBeginCapture_v2", "cuGraphInstantiateWithFlags"])
-def test_what_the_driver_does_not_record_is_run_without(
-    workshop: Workshop, ask: Callable[..., Asked], caplog: pytest.LogCaptureFixture, broken: str
+def test_what_the_driver_does_not_record_is_run_without_and_the_model_says_so(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     workshop.write()
     workshop.gpu.set(f"fail={broken}:900:0")
-    instance = workshop.instance(GRAPHS % "")
-    assert WITHOUT in caplog.text
-    workshop.gpu.set("fail=")
-    np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
+    loaded = workshop.loaded()
+    assert loaded.degraded_reason().startswith(f"{WITHOUT}: GPU 0: record a graph: cu")
+    assert caplog.text.count(WITHOUT) == 1
+    response = infer(loaded, InferRequest("m", {"x": Tensor(X)}))
+    np.testing.assert_array_equal(response.outputs["y"].array, X + 1)
 
 
 def test_an_attempt_that_breaks_the_device_does_not_go_on(workshop: Workshop) -> None:
@@ -206,8 +250,7 @@ def test_what_runs_on_nvdla_is_not_recorded(
     workshop: Workshop, ask: Callable[..., Asked], caplog: pytest.LogCaptureFixture
 ) -> None:
     workshop.write(dla=True)
-    nvdla = "instance_group { secondary_devices { kind: KIND_NVDLA device_id: 0 } } "
-    instance = workshop.instance(nvdla + GRAPHS % "")
+    instance = workshop.instance(NVDLA + GRAPHS % "")
     assert graph_count(instance) == 0
     assert f"{WITHOUT}: what runs on NVDLA cannot be recorded" in caplog.text
     np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)

@@ -12,7 +12,6 @@ MODULES = (
     "cv2",
     "tensorrt",
     "pycuda",
-    "cuda.bindings",
     "cryptography",
     "gi",
     "msgspec",
