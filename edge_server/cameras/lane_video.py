@@ -198,7 +198,7 @@ def _write_texts(picture: BgrImage, frame: LaneFrame) -> None:
         elif departure is not None and departure.state == "withheld":
             text = f"departure to the {departure.side}, no warning: {departure.withheld_by}"
             lines.append((text, _AMBER))
-    lines += [(reason, _AMBER) for reason in frame.degraded]
+    lines += [(str(reason), _AMBER) for reason in frame.degraded]
     for row, (text, colour) in enumerate(lines):
         place = int(16 * scale), int((32 + 30 * row) * scale)
         write(picture, text[:110], place, 0.75 * scale, colour)

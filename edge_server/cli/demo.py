@@ -93,7 +93,7 @@ def run_demo(
         running.callback(daemon.stop)
         if not stop.is_set():
             print(_heading(source, daemon, settings), file=output, flush=True)
-            _show(inbox, daemon, stop, arguments)
+            _show(inbox, stop, arguments)
             if page_port is not None:
                 stop.wait()
     if newest:
@@ -259,9 +259,7 @@ def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
     return f"edge-server {VERSION}: {shown}; gRPC on 127.0.0.1:{port}; {broker}; page: {page}"
 
 
-def _show(
-    inbox: Inbox, daemon: Daemon, stop: threading.Event, arguments: argparse.Namespace
-) -> None:
+def _show(inbox: Inbox, stop: threading.Event, arguments: argparse.Namespace) -> None:
     source, frames, keep = arguments.source, arguments.frames, arguments.serve is not None
     table = None if arguments.json else LaneTable()
     arrived = 0
@@ -274,8 +272,6 @@ def _show(
         try:
             payload = inbox.get(timeout=REFRESH_S)
         except queue.Empty:
-            if all(pipeline.camera.ended for pipeline in daemon.pipelines):
-                break
             continue
         message = msgspec.json.decode(payload)
         # An old frame is what a failed camera has; the last reason is the camera's or the model's.
@@ -287,6 +283,8 @@ def _show(
             print(payload.decode(), flush=True)
         else:
             table.add(message)
+        if [each["code"] for each in message["reason_details"][-1:]] == ["REASON_CODE_ENDED"]:
+            break
     if table is not None:
         table.finish()
 
