@@ -98,6 +98,8 @@ log = logging.getLogger(__name__)
 
 # prometheus_client can name a counter without `_total` only if its type is unknown.
 _UNTYPED = re.compile(rb"^(# TYPE [\w:]+) untyped$", re.MULTILINE)
+# Triton writes whole numbers without a point or an exponent, and its users' scripts read them so.
+_LARGE = re.compile(rb"(?<= )\d+(?:\.0|(?:\.\d+)?e\+\d+)$", re.MULTILINE)
 
 # Attributes of a camera, of the broker's connection and of the recorder.
 _OF_CAMERAS = {
@@ -137,7 +139,13 @@ class Exposition:
         text = encode(self._registry)
         if content_type.startswith("text/plain"):
             text = _UNTYPED.sub(rb"\1 counter", text)
+            text = _LARGE.sub(_plain, text)
         return text, content_type
+
+
+def _plain(written: re.Match[bytes]) -> bytes:
+    number = float(written[0])
+    return b"%d" % number if number.is_integer() else written[0]
 
 
 class _Utf8:

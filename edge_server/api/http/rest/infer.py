@@ -25,8 +25,6 @@ from edge_server.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
     from edge_server.api.convert import OutputForm
     from edge_server.api.http.call import HttpCall
     from edge_server.api.http.rest.api import RestApi, RestCall
@@ -113,8 +111,8 @@ def to_answer(
             "shape": list(array.shape),
         }
         if isinstance(form, RegionSlice):
+            # Without parameters, as Triton: its C++ client takes any for those of binary data.
             form.write(name, memoryview(to_raw(array)))
-            output["parameters"] = _region(form, array)
         elif wanted.is_binary(name):
             raw = to_raw(array)
             output["parameters"] = {"binary_data_size": len(raw)}
@@ -146,14 +144,6 @@ def with_data(message: bytes, written: list[list[bytes]]) -> list[bytes]:
     for data, after in zip(written, between[1:], strict=True):
         parts += (b"[", *data, b"]", after)
     return parts if any(len(data) > 1 for data in written) else [b"".join(parts)]
-
-
-def _region(form: RegionSlice, array: NDArray[Any]) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "shared_memory_region": form.region.name,
-        "shared_memory_byte_size": len(to_raw(array)) if array.dtype.hasobject else array.nbytes,
-    }
-    return described | ({"shared_memory_offset": form.offset} if form.offset else {})
 
 
 def compressed(answer: Answer, accepts: str) -> Answer:

@@ -164,6 +164,16 @@ def test_a_models_numbers_arrive_under_its_name_and_version() -> None:
     assert value("nv_inference_request_failure", reason="BACKEND") == 0
 
 
+def test_whole_numbers_are_written_as_triton_writes_them() -> None:
+    statistics = ModelStatistics()
+    statistics.executed(25_000_000, Phases(1000, 2000, 3000))
+    text, _ = Exposition(sources([ready("m", statistics)])).write("")
+    lines = text.decode().splitlines()
+    assert 'nv_inference_count{model="m",version="2"} 25000000' in lines
+    assert 'nv_inference_exec_count{model="m",version="2"} 1' in lines
+    assert 'nv_model_load_duration_secs{model="m",version="2"} 1.5' in lines
+
+
 def test_a_model_that_failed_has_a_state_and_no_counts() -> None:
     found = samples(sources([ModelEntry("m", 0, ModelState.UNAVAILABLE, "broken")]))
     states = {
