@@ -39,7 +39,16 @@ def test_a_calibration_keeps_every_number() -> None:
 def words() -> set[str]:
     """Return every reason that is written down in the package."""
     found = {*UNUSABLE, *get_args(DepartureSide), *get_args(DepartureCause)}
-    found |= {"lane_not_finite", "dark", "blurred", "degraded", "ended", "starting", "rolled_back"}
+    found |= {
+        "loading_gstreamer",
+        "lane_not_finite",
+        "dark",
+        "blurred",
+        "degraded",
+        "ended",
+        "starting",
+        "rolled_back",
+    }
     for file in Path(edge_server.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(call, ast.Call):

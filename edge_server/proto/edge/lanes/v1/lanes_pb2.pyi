@@ -32,6 +32,7 @@ class ReasonCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_CODE_NO_DECODER: _ClassVar[ReasonCode]
     REASON_CODE_CORRUPT: _ClassVar[ReasonCode]
     REASON_CODE_CHANGED: _ClassVar[ReasonCode]
+    REASON_CODE_LOADING_GSTREAMER: _ClassVar[ReasonCode]
     REASON_CODE_FROZEN: _ClassVar[ReasonCode]
     REASON_CODE_BLACK: _ClassVar[ReasonCode]
     REASON_CODE_WHITE_OUT: _ClassVar[ReasonCode]
@@ -151,6 +152,7 @@ REASON_CODE_NOT_FOUND: ReasonCode
 REASON_CODE_NO_DECODER: ReasonCode
 REASON_CODE_CORRUPT: ReasonCode
 REASON_CODE_CHANGED: ReasonCode
+REASON_CODE_LOADING_GSTREAMER: ReasonCode
 REASON_CODE_FROZEN: ReasonCode
 REASON_CODE_BLACK: ReasonCode
 REASON_CODE_WHITE_OUT: ReasonCode
