@@ -193,6 +193,9 @@ _LOADING = "loading_gstreamer"
 class Camera:
     """Captures one source and delivers only its newest frame, each at most once.
 
+    The frames of a recording on its own clock are in lock-step: each waits until it is taken, so
+    that none is dropped.
+
     A reader's thread opens and reads the source; the camera's own worker watches over it. Where
     frames stop, the state says so within `Limits`, and the source is opened again, see `Reopening`;
     frame ids continue. A reader that hangs in a driver is abandoned and replaced. While
@@ -255,6 +258,7 @@ class Camera:
         self._awake = AwakeTime(LONGEST_WAIT_S)
         self._abandoned: list[Reader] = []
         self._resuming = False  # the source was lost after a frame
+        self._lockstep = False
         self._uri_error: SourceUriError | None = None
         self._last_mono_ns: int | None = None
         self._form: tuple[PixelFormat, tuple[int, int]] | None = None  # of live frames
@@ -322,6 +326,8 @@ class Camera:
         with self._changed:
             self.wait_for_frame(timeout_s)
             frame, self._newest = self._newest, None
+            if frame is not None and frame.clock == "recording":
+                self._changed.notify_all()  # its reader waits for that
             return frame
 
     def wait_for_frame(self, timeout_s: float) -> bool:
@@ -418,6 +424,9 @@ class Camera:
 
     def _on_frame(self, reader: Reader, frame: Frame) -> None:
         with self._changed:
+            self._lockstep = frame.clock == "recording"
+            while self._lockstep and self._newest and not (self._closed or reader.leaving):
+                self._changed.wait(LONGEST_WAIT_S)
             # Frame ids continue across a reopen.
             frame = replace(frame, id=self.captured, arrived_mono_ns=time.monotonic_ns())
             self.captured += 1
@@ -427,7 +436,8 @@ class Camera:
                 return
             self.reconnects += self._resuming
             self._resuming = False
-            self._last_mono_ns = frame.capture_mono_ns
+            on_own_clock = self._lockstep
+            self._last_mono_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
             self.dropped += self._newest is not None
             self._newest = frame
             self._changed.notify_all()
@@ -452,7 +462,9 @@ class Camera:
     def _inspect(self, reader: Reader, frame: Frame) -> bool:
         """Set the state that `frame` shows; return whether the frame is used."""
         now = self._clock()
-        use, fault, reopen, note = self._inspection.inspect(frame, now, reader.corrupt)
+        # The same frames in lock-step show the same faults.
+        seen = frame.capture_mono_ns / 1e9 if self._lockstep else now
+        use, fault, reopen, note = self._inspection.inspect(frame, seen, reader.corrupt)
         if note:
             self.faults["changed"] += 1
             log.warning("camera %s: %s", self.name, note)
@@ -499,7 +511,7 @@ class Camera:
     def _check_silence(self) -> float:
         """Notice that frames have stopped; return the seconds until it would be so."""
         watch = self._inspection.watch
-        if watch.last is None:
+        if watch.last is None or self._lockstep:  # a read that hangs is found by its own limit
             return LONGEST_WAIT_S
         limit_s = watch.limit_s(self._limits.silent, self._limits.silent_at_first)
         left_s = limit_s - self._awake.since(watch.last)

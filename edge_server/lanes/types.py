@@ -238,7 +238,7 @@ class LaneFrame:
     failure_reason: str = "model_failed"
     degraded: tuple[Reason, ...] = ()
     wall_clock: Literal["synchronized", "unsynchronized", "wrong", "unknown"] = "unknown"
-    clock: Literal["arrival", "sensor", "rtp", "ntp"] = "arrival"
+    clock: Literal["arrival", "sensor", "rtp", "ntp", "recording"] = "arrival"
     uncertainty_ns: int = 0
     calibration_id: str = ""
     ego: Ego | None = None
@@ -248,8 +248,8 @@ class LaneFrame:
 
     def age_ns(self, now_mono_ns: int) -> int:
         """Return the time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this
-        host."""
-        return now_mono_ns - self.capture_mono_ns
+        host. 0 on a recording's own clock."""
+        return 0 if self.clock == "recording" else now_mono_ns - self.capture_mono_ns
 
     def is_expired(self, now_mono_ns: int) -> bool:
         """Return whether its lanes are older than `LONGEST_AGE_S`."""

@@ -211,7 +211,7 @@ class LanePipeline:
         frame = self._next_frame()
         if frame is None:
             return None
-        if (now_ns := time.monotonic_ns()) - frame.capture_mono_ns > self._max_age_ms * 1e6:
+        if frame.age_ns(now_ns := time.monotonic_ns()) > self._max_age_ms * 1e6:
             self._drop_too_old(frame, now_ns)
             return None
         self._reminder.reason = request = None
@@ -263,7 +263,7 @@ class LanePipeline:
         """Count a frame that is too old for lanes. While all are, the listeners get one of them
         every second, with the reason."""
         self.too_old_frames += 1
-        now, age_ms = now_ns / 1e9, (now_ns - frame.capture_mono_ns) / 1e6
+        now, age_ms = now_ns / 1e9, frame.age_ns(now_ns) / 1e6
         if self._reminder.is_due("too_old", now + _REMINDER_PERIOD_S, now):
             failure = (
                 f"its frames are {age_ms:.0f} ms old before the model sees them, max_age_ms is "

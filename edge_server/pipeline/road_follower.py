@@ -247,7 +247,8 @@ class RoadFollower:
         absence ends.
         """
         mono_ns, trace = lane_frame.capture_mono_ns, lane_frame.trace
-        known = self._vehicle.at(mono_ns)
+        # What the vehicle does now is nothing to a recording on its own clock.
+        known = None if lane_frame.clock == "recording" else self._vehicle.at(mono_ns)
         vehicle = VehicleState(mono_ns) if known is None else known
         if not lane_frame.failure:
             if trace is not None:

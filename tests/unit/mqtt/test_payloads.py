@@ -331,7 +331,7 @@ def test_lanes_of_a_degraded_camera_come_with_its_reason() -> None:
     check(sent, SCHEMA)
 
 
-@pytest.mark.parametrize("clock", ["arrival", "sensor", "rtp", "ntp"])
+@pytest.mark.parametrize("clock", ["arrival", "sensor", "rtp", "ntp", "recording"])
 def test_each_clock_has_a_name_in_the_proto(clock: Any) -> None:
     sent = to_json(replace(EXAMPLE, clock=clock))
     message = json_format.ParseDict(sent, lanes_pb2.LaneFrame())

@@ -100,6 +100,7 @@ CLOCK_SOURCE_ARRIVAL: _lanes_pb2.ClockSource
 CLOCK_SOURCE_SENSOR: _lanes_pb2.ClockSource
 CLOCK_SOURCE_RTP: _lanes_pb2.ClockSource
 CLOCK_SOURCE_NTP: _lanes_pb2.ClockSource
+CLOCK_SOURCE_RECORDING: _lanes_pb2.ClockSource
 MARKING_TYPE_UNSPECIFIED: _lanes_pb2.MarkingType
 MARKING_TYPE_UNKNOWN: _lanes_pb2.MarkingType
 MARKING_TYPE_SOLID: _lanes_pb2.MarkingType

@@ -90,6 +90,7 @@ class ClockSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLOCK_SOURCE_SENSOR: _ClassVar[ClockSource]
     CLOCK_SOURCE_RTP: _ClassVar[ClockSource]
     CLOCK_SOURCE_NTP: _ClassVar[ClockSource]
+    CLOCK_SOURCE_RECORDING: _ClassVar[ClockSource]
 
 class MarkingType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -198,6 +199,7 @@ CLOCK_SOURCE_ARRIVAL: ClockSource
 CLOCK_SOURCE_SENSOR: ClockSource
 CLOCK_SOURCE_RTP: ClockSource
 CLOCK_SOURCE_NTP: ClockSource
+CLOCK_SOURCE_RECORDING: ClockSource
 MARKING_TYPE_UNSPECIFIED: MarkingType
 MARKING_TYPE_UNKNOWN: MarkingType
 MARKING_TYPE_SOLID: MarkingType
