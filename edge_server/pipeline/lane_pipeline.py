@@ -215,7 +215,8 @@ class LanePipeline:
             self._drop_too_old(frame, now_ns)
             return None
         self._reminder.reason = request = None
-        capture_ns = frame.capture_mono_ns
+        on_own_clock = frame.clock == "recording"
+        capture_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
         trace = self._tracer.frame(self.camera.name, frame.id, capture_ns)
         if trace is not None:  # mostly it is None
             trace.begin("capture", capture_ns)
