@@ -107,7 +107,10 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     reschedule: Callable[[Callable[[], None]], None] | None = None
 
     def host_inputs(self) -> Tensors:
-        return all_on_host(self.inputs, self.copied)
+        for tensor in self.inputs.values():
+            if not isinstance(tensor.array, np.ndarray):
+                return {name: on_host(each, self.copied) for name, each in self.inputs.items()}
+        return self.inputs
 
 
 class Phases(NamedTuple):
@@ -231,19 +234,26 @@ class TensorInstance(Instance):
     goes to all of them.
     """
 
+    # Whether `join` and `split` are called for one request alone, too.
+    joins_one = False
+
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
         began_ns = joined_ns = time.monotonic_ns()
-        wanted = frozenset[str]().union(*(request.outputs for request in requests))
+        alone = len(requests) == 1 and not self.joins_one
+        wanted = requests[0].outputs
         try:
             inputs = [request.host_inputs() for request in requests]
-            joined = self.join(inputs)
+            joined = inputs[0]
+            if not alone:
+                wanted = wanted.union(*(request.outputs for request in requests))
+                joined = self.join(inputs)
             joined_ns = time.monotonic_ns()
             made = self._run(joined, wanted)
             ran_ns = time.monotonic_ns()
-            parts = self.split(made, inputs)
+            parts = [made] if alone else self.split(made, inputs)
         except EdgeServerError as error:
             for request in requests:
                 request.respond(error, True)
@@ -254,8 +264,6 @@ class TensorInstance(Instance):
 
     def join(self, inputs: Sequence[Tensors]) -> Tensors:
         """Return the inputs of the run, from the inputs of each request."""
-        if len(inputs) == 1:
-            return inputs[0]
         return {
             name: Tensor(np.concatenate([each[name].array for each in inputs]))
             for name in inputs[0]
@@ -263,8 +271,6 @@ class TensorInstance(Instance):
 
     def split(self, made: Tensors, inputs: Sequence[Tensors]) -> Sequence[Tensors]:
         """Return each request's outputs, from those of the run and the inputs of each request."""
-        if len(inputs) == 1:
-            return [made]
         counts = [next(iter(each.values())).shape[0] for each in inputs]
         parts = {name: rows_of(name, tensor.array, counts) for name, tensor in made.items()}
         return [

@@ -297,6 +297,9 @@ class OnnxModel(Model):
         session = next(iter(sessions.values()))
         nodes = (*session.get_inputs(), *session.get_outputs())
         self._scalars = frozenset(node.name for node in session.get_inputs() if node.shape == [])
+        self._texts = frozenset(
+            node.name for node in session.get_inputs() if node.type == "tensor(string)"
+        )
         self._has_bf16 = any(_ONNX_TYPES.get(node.type) is DataType.BF16 for node in nodes)
 
     def make_instance(self, name: str, placement: Placement) -> Instance:
@@ -327,10 +330,12 @@ class OnnxModel(Model):
             }
         if self._has_bf16:
             # numpy lacks bfloat16, so the tensors travel as OrtValues instead of arrays.
-            fed = {name: _to_value(tensor.array) for name, tensor in inputs.items()}
+            fed: dict[str, Any] = {name: _to_value(tensor.array) for name, tensor in inputs.items()}
             run, taken = session.run_with_ort_values, _from_value
         else:
-            fed = {name: _for_runtime(name, tensor.array) for name, tensor in inputs.items()}
+            fed = {name: tensor.array for name, tensor in inputs.items()}
+            for name in self._texts.intersection(fed):
+                fed[name] = _as_str(name, fed[name])
             run, taken = session.run, _from_runtime
         options = ort.RunOptions()
         if self._arena_shrinkage:
@@ -364,6 +369,8 @@ class RaggedInstance(TensorInstance):
     from the requests' shapes. Of a batch output each request gets as many elements as the shape of
     its source input says, of other outputs its rows.
     """
+
+    joins_one = True
 
     def __init__(self, run: Run, config: ModelConfig, ragged: RaggedBatching) -> None:
         super().__init__(run)
@@ -446,10 +453,8 @@ def _batch_input(made: BatchInput, shapes: Sequence[tuple[int, ...]]) -> NDArray
     return items.reshape(-1) if kind is BatchInputKind.ITEM_SHAPE_FLATTEN else items
 
 
-def _for_runtime(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _as_str(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """Convert `bytes` to the `str` that ONNX Runtime expects; it would take the repr of `bytes`."""
-    if array.dtype != np.object_:
-        return array
     try:
         texts = [element.decode() for element in array.flat]
     except UnicodeDecodeError as error:
@@ -460,9 +465,9 @@ def _for_runtime(name: str, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _from_runtime(value: Any) -> Tensor:
-    value = np.atleast_1d(value)
+    value = np.ascontiguousarray(value)
     if value.dtype != np.object_:
-        return Tensor.of(value)
+        return Tensor(value)
     return Tensor(np.array([text.encode() for text in value.flat], np.object_).reshape(value.shape))
 
 

@@ -256,6 +256,11 @@ def _find_unit_file(root: Path) -> UnitFile | None:
     return None
 
 
+def is_jetson(root: Path = Path("/")) -> bool:
+    compatible = (_device_tree(root, "compatible") or "").split("\0")
+    return _is_jetson(chip_of(compatible), read_l4t(root))
+
+
 def _is_jetson(chip: str | None, l4t: L4tRelease | None) -> bool:
     return chip is not None or l4t is not None
 

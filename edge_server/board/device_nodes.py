@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.board.resources import is_directory, listed, nearest_directory, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
 _READ_AND_WRITE = 6
 # Names differ between JetPack 6 and 7, and between modules, so the existing files are listed.
@@ -120,8 +120,17 @@ def read_gpu_nodes(root: Path, account: Account, *, jetson: bool) -> tuple[Devic
     """List the files of NVIDIA's GPU, of NVDLA and codecs below `root`, with the rights of
     `account`."""
     patterns = _JETSON if jetson else _DESKTOP
+    return tuple(_node(root, path, account) for path in _files(root, patterns))
+
+
+def gpu_files(root: Path = Path("/")) -> list[str]:
+    """List the paths of `read_gpu_nodes` on a Jetson."""
+    return [str(path) for path in _files(root, _JETSON)]
+
+
+def _files(root: Path, patterns: Iterable[str]) -> list[Path]:
     paths = [path for pattern in patterns for path in listed(root / "dev", pattern)]
-    return tuple(_node(root, path, account) for path in paths if not is_directory(path))
+    return [path for path in paths if not is_directory(path)]
 
 
 def read_cameras(root: Path, account: Account) -> tuple[DeviceNode, ...]:

@@ -161,7 +161,7 @@ class ClockWatch:
         synchronized = _timesyncd(self._root) if kernel is None else kernel
         clock = WallClock(wall_ns / 1e9, self._built_s, synchronized)
         self.state = clock.state
-        is_believed = not self.reasons
+        is_believed = self.state not in self._unbelieved
         if is_believed != self._was_believed:
             self._was_believed = is_believed
             shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(clock.now_s))
@@ -182,7 +182,8 @@ THROTTLED = "throttled"
 OVER_CURRENT = "over_current"
 UNDERVOLTAGE = "undervoltage"
 REASONS = (THROTTLED, OVER_CURRENT, UNDERVOLTAGE)
-# Of parts of the daemon; lanes go on without them.
+# Of parts of the daemon; without the last two lanes go on.
+NO_GPU = "no_gpu"
 NOT_RECORDED = "not_recorded"
 HTTP_CLOSED = "http_closed"
 
@@ -193,7 +194,7 @@ class DeviceReport:
     wrong: the readings do not count.
 
     Attributes:
-        reasons: each with a code of `REASONS`, `not_recorded`, `http_closed` or
+        reasons: each with a code of `REASONS`, `no_gpu`, `not_recorded`, `http_closed` or
             `clock_unsynchronized`.
         clock_steps: how often the wall clock was set since the daemon started.
         facts: of the last sample; None where there is none of the last seconds.
@@ -224,6 +225,9 @@ class BoardWatch:
     Args:
         parts: returns which parts of the daemon do not work, and why: reasons as those of
             `DeviceReport`.
+
+    Attributes:
+        latest: `report` at the last `check` or sample, for every frame.
     """
 
     def __init__(
@@ -235,6 +239,7 @@ class BoardWatch:
         now_s: Callable[[], float] = time.monotonic,
         parts: Callable[[], Sequence[Reason]] = tuple,
     ) -> None:
+        self.latest = DeviceReport()
         self._root = root
         self._clock = ClockWatch(root) if clock is None else clock
         self._read = read
@@ -249,6 +254,7 @@ class BoardWatch:
     def start(self) -> None:
         """Look at the clock at once, so that the first messages have its state; then sample."""
         self._clock.look()
+        self.latest = self.report
         self._worker.start()
 
     def stop(self) -> None:
@@ -257,7 +263,7 @@ class BoardWatch:
 
     @property
     def report(self) -> DeviceReport:
-        """The state of the board; cheap enough for every frame."""
+        """The state of the board now."""
         sample, clock = self._sample, self._clock
         age_s = None if sample is None else self._now_s() - sample.at_s
         if age_s is None or age_s > STALE_S:
@@ -274,7 +280,8 @@ class BoardWatch:
         """Look at the clock, and log where a read of the board hangs; for the main loop, which
         reads none of its sensors itself."""
         self._clock.look()
-        hangs = self._sample is not None and self.report.facts is None
+        self.latest = self.report
+        hangs = self._sample is not None and self.latest.facts is None
         if hangs and not self._hangs:
             log.warning(
                 "board: a file of its sensors cannot be read; temperatures, power and "
@@ -299,6 +306,7 @@ class BoardWatch:
             log.info("board: %s: no longer", word)
         reasons = tuple(Reason(word, self._seen[word][1]) for word in REASONS if word in self._seen)
         self._sample = _Sample(now_s, facts, reasons)
+        self.latest = self.report
 
     def _found(self, facts: BoardFacts) -> Iterator[tuple[str, str]]:
         heat = facts.heat

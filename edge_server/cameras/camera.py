@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
-    from edge_server.cameras.frame import Frame, FrameSource
-    from edge_server.cameras.live_source import StallWatch
+    from edge_server.cameras.frame import Frame, FrameSource, StallWatch
     from edge_server.cameras.reopening import ReturnWatch
     from edge_server.pixels import PixelFormat
 
@@ -207,6 +206,7 @@ class Camera:
             were not whole, or came too late.
         reconnects: number of times that frames resumed after the source was opened again.
         faults: number of times that each reason of `status` began.
+        newest: the frame that waits for `next_frame`; None while none does.
         useful: the smallest size that is of use to the camera's model, which sets it.
 
     Args:
@@ -250,7 +250,7 @@ class Camera:
         self._wake = threading.Event()
         # Held by whoever writes what follows, and the status.
         self._changed = threading.Condition()
-        self._newest: Frame | None = None
+        self.newest: Frame | None = None
         self._closed = False
         self._source: FrameSource | None = None  # opened by `open`, for the first reader
         self._reader: Reader | None = None
@@ -324,8 +324,9 @@ class Camera:
         """Return the newest frame, each at most once; wait up to `timeout_s` for a newer one. None
         where none came, and at once when the camera has ended or stopped."""
         with self._changed:
-            self.wait_for_frame(timeout_s)
-            frame, self._newest = self._newest, None
+            if timeout_s > 0:
+                self.wait_for_frame(timeout_s)
+            frame, self.newest = self.newest, None
             if frame is not None and frame.clock == "recording":
                 self._changed.notify_all()  # its reader waits for that
             return frame
@@ -333,9 +334,12 @@ class Camera:
     def wait_for_frame(self, timeout_s: float) -> bool:
         """Return whether a frame waits for `next_frame`; wait up to `timeout_s` for one."""
         with self._changed:
-            if timeout_s > 0 and self._newest is None:
-                self._changed.wait_for(lambda: self._newest or self._closed, timeout_s)
-            return self._newest is not None
+            until = time.monotonic() + timeout_s
+            while self.newest is None and not self._closed:
+                if (left_s := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left_s)
+            return self.newest is not None
 
     @property
     def state(self) -> CameraState:
@@ -369,7 +373,7 @@ class Camera:
     @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
-        return self.state is CameraState.ENDED and self._newest is None
+        return self.state is CameraState.ENDED and self.newest is None
 
     def last_frame_age_s(self, now: float) -> float | None:
         """Return the seconds from the last capture to `now`; None before the first frame."""
@@ -425,21 +429,41 @@ class Camera:
     def _on_frame(self, reader: Reader, frame: Frame) -> None:
         with self._changed:
             self._lockstep = frame.clock == "recording"
-            while self._lockstep and self._newest and not (self._closed or reader.leaving):
+            while self._lockstep and self.newest and not (self._closed or reader.leaving):
                 self._changed.wait(LONGEST_WAIT_S)
             # Frame ids continue across a reopen.
             frame = replace(frame, id=self.captured, arrived_mono_ns=time.monotonic_ns())
             self.captured += 1
-            left = reader is not self._reader or reader.leaving or self._closed
-            if left or not self._inspect(reader, frame):
+            if reader is not self._reader or reader.leaving or self._closed:
+                self.dropped += 1
+                return
+            now = self._clock()
+            # The same frames in lock-step show the same faults.
+            seen = frame.capture_mono_ns / 1e9 if self._lockstep else now
+            use, fault, reopen, note = self._inspection.inspect(frame, seen, reader.corrupt)
+            if note:
+                self.faults["changed"] += 1
+                log.warning("camera %s: %s", self.name, note)
+            if reopen is not None:
+                reader.leave()
+                self._lose(reopen, now)
+            elif fault is not None and (use or self.status.arriving):
+                frozen = fault.reason == "frozen"
+                self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
+            elif use:
+                form = frame.image.pixel_format, frame.size
+                if self.status.state is not CameraState.LIVE or form != self._form:
+                    self._form = form
+                    self._set(CameraState.LIVE, "", spelt(*form))
+            if not use:
                 self.dropped += 1
                 return
             self.reconnects += self._resuming
             self._resuming = False
             on_own_clock = self._lockstep
             self._last_mono_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
-            self.dropped += self._newest is not None
-            self._newest = frame
+            self.dropped += self.newest is not None
+            self.newest = frame
             self._changed.notify_all()
 
     def _on_source_end(self, reader: Reader, error: Exception | None) -> None:
@@ -458,28 +482,6 @@ class Camera:
         self._wake.set()
 
     # The callers of the next ones hold the lock.
-
-    def _inspect(self, reader: Reader, frame: Frame) -> bool:
-        """Set the state that `frame` shows; return whether the frame is used."""
-        now = self._clock()
-        # The same frames in lock-step show the same faults.
-        seen = frame.capture_mono_ns / 1e9 if self._lockstep else now
-        use, fault, reopen, note = self._inspection.inspect(frame, seen, reader.corrupt)
-        if note:
-            self.faults["changed"] += 1
-            log.warning("camera %s: %s", self.name, note)
-        if reopen is not None:
-            reader.leave()
-            self._lose(reopen, now)
-        elif fault is not None and (use or self.status.arriving):
-            frozen = fault.reason == "frozen"
-            self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
-        elif use:
-            form = frame.image.pixel_format, frame.size
-            if self.status.state is not CameraState.LIVE or form != self._form:
-                self._form = form
-                self._set(CameraState.LIVE, "", spelt(*form))
-        return use
 
     def _new_watch(self) -> ReturnWatch | None:
         try:

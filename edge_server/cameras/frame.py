@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from edge_server.pixels import Image
+from edge_server.pixels import Image, PixelFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -97,7 +97,6 @@ class Frame:
     capture_epoch_ns: int
     clock: CaptureClock = "arrival"
     uncertainty_ns: int = 0
-    calibration_id: str = ""
     picture_size: tuple[int, int] | None = None
     jpeg: bytes | None = None
     arrived_mono_ns: int = 0
@@ -105,7 +104,10 @@ class Frame:
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in px of the camera's picture, in which lanes have their coordinates."""
-        return self.picture_size or (self.image.width, self.image.height)
+        if self.picture_size is not None:
+            return self.picture_size
+        height, width = self.image.planes[0].shape[:2]
+        return width, height
 
     def age_ns(self, now_mono_ns: int) -> int:
         """Return the time since the capture, in ns; 0 on a recording's own clock."""
@@ -191,6 +193,50 @@ def on_own_clock(frame: Frame, due_ns: int) -> Frame:
     return replace(frame, capture_mono_ns=due_ns, capture_epoch_ns=epoch_ns, clock="recording")
 
 
+# The rate is that of so many intervals, so that the bursts of a network even out, and is known from
+# so many on.
+RATE_INTERVALS = 30
+_FEWEST_INTERVALS = 5
+# A source is silent for too long after so many periods.
+PERIODS = 3
+
+
+class StallWatch:
+    """Measures the rate of frames; says how long their source may be silent. Not thread-safe.
+
+    Attributes:
+        last: when the last frame arrived, monotonic, in seconds; None before the first.
+        period_s: the mean of the last intervals; None before it is known.
+        is_full: it is the mean of `RATE_INTERVALS`.
+    """
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        self.period_s: float | None = None
+        self.is_full = False
+        self._arrivals: deque[float] = deque(maxlen=RATE_INTERVALS + 1)
+
+    def arrive(self, now: float) -> None:
+        """Note that a frame arrives."""
+        self.last = now
+        self._arrivals.append(now)
+        if (intervals := len(self._arrivals) - 1) >= _FEWEST_INTERVALS:
+            self.period_s = (now - self._arrivals[0]) / intervals
+            self.is_full = intervals == RATE_INTERVALS
+
+    def measure_anew(self) -> None:
+        """Let the period be that of the frames from the last one on."""
+        self.period_s, self.is_full = None, False
+        while len(self._arrivals) > 1:
+            self._arrivals.popleft()
+
+    def limit_s(self, shortest_s: float, unknown_s: float, stated_s: float = 0.0) -> float:
+        """Return how long the source may be silent: three periods, and `shortest_s` at least;
+        `unknown_s` before the period is known, for which `stated_s` stands where it is not 0."""
+        period_s = self.period_s or stated_s
+        return max(PERIODS * period_s, shortest_s) if period_s else unknown_s
+
+
 class Recording:
     """Plays images as they become due; a FrameSource.
 
@@ -222,7 +268,8 @@ class Recording:
             return None
         due_ns = self.pace.wait()
         self._count += 1
-        frame = Frame.arrived(self._count - 1, Image.of_bgr(image))
+        bgr = Image(PixelFormat.BGR, (image,))
+        frame = Frame(self._count - 1, bgr, time.monotonic_ns(), time.time_ns())
         return on_own_clock(frame, due_ns) if self.pace.lockstep else frame
 
     def close(self) -> None:

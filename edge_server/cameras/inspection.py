@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.cameras.frame import StallWatch
 from edge_server.cameras.health import PictureHealth
-from edge_server.cameras.live_source import StallWatch
 from edge_server.cameras.status import UNUSABLE, PictureFault
 from edge_server.errors import SourceError
 from edge_server.pixels import PixelFormat
@@ -96,11 +96,14 @@ class FrameInspection:
             self.corrupt += source_corrupt - self._source_corrupt
             self._source_corrupt = source_corrupt
             self._note("corrupt", "the decoder finds damaged images", now)
-        silent_s = now - (self.watch.last or now)
-        limit_s = self.watch.limit_s(self._gap_s, float("inf"))
-        self.watch.arrive(now)
-        rate = self._rate_change(now) if self.watch.is_full else ""
-        if self._live and silent_s > limit_s and frame.clock != "sensor":
+        watch, backlog, rate = self.watch, False, ""
+        silent_s = now - (watch.last or now)
+        if self._live and silent_s > self._gap_s and frame.clock != "sensor":
+            backlog = silent_s > watch.limit_s(self._gap_s, float("inf"))
+        watch.arrive(now)
+        if self._live and watch.is_full:
+            rate = self._rate_change(now)
+        if backlog:
             text = f"it was silent for {silent_s:.1f} s; what came meanwhile is too old"
             return FrameVerdict(use=False, reopen=SourceError(text, reason="stalled"))
         image = frame.image
@@ -122,7 +125,7 @@ class FrameInspection:
         fault = self._health.inspect(image, now, raw=raw, still=not self._live)
         if now < self._passing_until and (fault is None or fault.reason not in UNUSABLE):
             fault = self._passing
-        return FrameVerdict(use, fault, note=rate if self._live else "")
+        return FrameVerdict(use, fault, note=rate)
 
     def _rate_change(self, now: float) -> str:
         """Return how the rate has changed, "" if it has not."""

@@ -8,10 +8,9 @@ decoders and sockets would come in a burst and look fresh.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from edge_server.cameras.frame import Frame, TimestampMapper
+from edge_server.cameras.frame import PERIODS, Frame, StallWatch, TimestampMapper
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
@@ -19,54 +18,12 @@ if TYPE_CHECKING:
 
     from edge_server.pixels import Image
 
-# The rate is that of so many intervals, so that the bursts of a network even out, and is known from
-# so many on.
-RATE_INTERVALS = 30
-_FEWEST_INTERVALS = 5
-# A source is silent for too long after so many periods.
-PERIODS = 3
 # A camera has stalled after this, or `PERIODS`; before its rate is known it has longer, which is
 # less than a call of its reader may take (`Limits` in camera.py). So has one whose images are all
 # damaged: a lost packet damages them up to the next key frame.
 _GAP_S = 0.5
 _UNKNOWN_GAP_S = 1.8
 _DAMAGED_NS = 1_500_000_000
-
-
-class StallWatch:
-    """Measures the rate of frames; says how long their source may be silent. Not thread-safe.
-
-    Attributes:
-        last: when the last frame arrived, monotonic, in seconds; None before the first.
-        period_s: the mean of the last intervals; None before it is known.
-        is_full: it is the mean of `RATE_INTERVALS`.
-    """
-
-    def __init__(self) -> None:
-        self.last: float | None = None
-        self.period_s: float | None = None
-        self.is_full = False
-        self._arrivals: deque[float] = deque(maxlen=RATE_INTERVALS + 1)
-
-    def arrive(self, now: float) -> None:
-        """Note that a frame arrives."""
-        self.last = now
-        self._arrivals.append(now)
-        if (intervals := len(self._arrivals) - 1) >= _FEWEST_INTERVALS:
-            self.period_s = (now - self._arrivals[0]) / intervals
-            self.is_full = intervals == RATE_INTERVALS
-
-    def measure_anew(self) -> None:
-        """Let the period be that of the frames from the last one on."""
-        self.period_s, self.is_full = None, False
-        while len(self._arrivals) > 1:
-            self._arrivals.popleft()
-
-    def limit_s(self, shortest_s: float, unknown_s: float, stated_s: float = 0.0) -> float:
-        """Return how long the source may be silent: three periods, and `shortest_s` at least;
-        `unknown_s` before the period is known, for which `stated_s` stands where it is not 0."""
-        period_s = self.period_s or stated_s
-        return max(PERIODS * period_s, shortest_s) if period_s else unknown_s
 
 
 class Picture(NamedTuple):

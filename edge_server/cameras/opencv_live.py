@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 import cv2
 
-from edge_server.cameras.frame import PictureTooLarge, check_size
+from edge_server.cameras.frame import PERIODS, PictureTooLarge, check_size
 from edge_server.cameras.http_mjpeg import open_http
 from edge_server.cameras.jpeg import JpegDecoder
-from edge_server.cameras.live_source import PERIODS, LiveSource, Picture
+from edge_server.cameras.live_source import LiveSource, Picture
 from edge_server.cameras.network import CameraSockets, addresses_of, find_fault
 from edge_server.cameras.opencv_settings import ffmpeg_options, settle_opencv
 from edge_server.cameras.v4l2 import FOURCC_NAMES, check_free, device_mode, fourcc_of

@@ -62,7 +62,7 @@ EXIT_CODE_MEANINGS = {
     ALREADY_RUNNING: "another daemon holds the Unix socket, or the copies of models",
     CONFIGURATION: "the configuration, a flag's value or a model's files are wrong and stay so; "
     "the text names file, key and remedy",
-    DEVICE_LOST: "a GPU is lost (a CUDA error that stays): restart me",
+    DEVICE_LOST: "a GPU is lost (a CUDA error that stays), or a Jetson's came late: restart me",
     RESTART_ME: "a part of the daemon hung: restart me",
     INTERRUPTED: "interrupted by SIGINT before the verb ended",
 }

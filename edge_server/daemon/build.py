@@ -13,6 +13,8 @@ from edge_server.api.http.page.state import PictureWriter
 from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi
 from edge_server.api.http.sources import LaneLatency
 from edge_server.api.shared_memory import SharedMemory
+from edge_server.board.board import is_jetson
+from edge_server.board.device_nodes import gpu_files
 from edge_server.board.watch import BoardWatch, ClockWatch
 from edge_server.daemon.camera_set import CameraSet
 from edge_server.daemon.parts import (
@@ -72,7 +74,7 @@ class Inference:
 
 def build_inference(settings: Settings, identity: Identity) -> Inference:
     repository, trace = settings.repository, settings.trace
-    registry, devices = ModelRegistry(), Devices()
+    registry, devices = ModelRegistry(), Devices(gpu_files if is_jetson() else None)
     scheduling = chosen_scheduling(settings.serving, settings.metrics)
     camera_models: set[str] = set()
     make_control = following_control if repository.mode == "poll" else chosen_control
@@ -178,7 +180,8 @@ def build_lanes(
     vehicle, events = VehicleInputs(), event_log(settings)
     publisher = Publisher(settings.mqtt, identity, events=events, vehicle=vehicle)
     feed, pictures = LaneFeed(identity), PictureFeed(PictureWriter(identity))
-    latency, rate = LaneLatency(), LaneRate()
+    latency = LaneLatency()
+    rate = LaneRate(latency.frames)
     clock = ClockWatch(required=settings.device.clock == "synchronized")
     board = BoardWatch(clock=clock, parts=faults)
 
@@ -196,17 +199,16 @@ def build_lanes(
         inference.data_plane,
         (
             *listeners,
-            lambda lane_frame, _: publisher.publish_lanes(lane_frame),
+            publisher.publish_lanes,
             feed,
             pictures,
             latency,
-            rate,
             *(() if recorder is None else (recorder,)),
         ),
         inference.camera_models,
         forget_camera,
-        board=lambda: board.report,
-        tracer=inference.tracer,
+        board=board,
+        tracer=None if inference.spans is None else inference.tracer,
         road=lambda calibration: road_follower(settings, calibration, vehicle, events),
     )
     return Lanes(

@@ -8,7 +8,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_server.board.watch import DeviceReport
 from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.source import is_live, recorded_calibration
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from edge_server.board.watch import BoardWatch
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.source import SourceKind
     from edge_server.inference.data_plane import DataPlane
@@ -107,7 +107,7 @@ class CameraSet:
     Args:
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         road: makes what follows the road through the frames of a calibrated camera.
-        board: returns what is wrong with the device itself.
+        board: what is wrong with the device itself.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class CameraSet:
         *,
         road: Callable[[Calibration], RoadFollower],
         kinds: Mapping[str, SourceKind] | None = None,
-        board: Callable[[], DeviceReport] = DeviceReport,
+        board: BoardWatch | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.models = models

@@ -17,7 +17,7 @@ from edge_server.api.http.page.state import PageSources
 from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import ProcessorUse, Sources
 from edge_server.board.identity import Identity
-from edge_server.board.watch import HTTP_CLOSED, NOT_RECORDED
+from edge_server.board.watch import HTTP_CLOSED, NO_GPU, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
 from edge_server.daemon.parts import directories_of, free_space
 from edge_server.daemon.reload import SettingsReload, live_parts
@@ -278,10 +278,14 @@ class Daemon:
         with self._status.loading():
             try:
                 self.control.start(stop)
-                self._lanes.cameras.validate(stop, self.control.awaits)
+                self._lanes.cameras.validate(stop, self._awaits)
             except EdgeServerError:
                 self.devices.check()
                 raise
+
+    def _awaits(self, model: str) -> bool:
+        """Return whether a camera starts without its model, which may be loaded later."""
+        return self.devices.awaited or self.control.awaits(model)
 
     def _serve(self, stop: threading.Event) -> None:
         if not stop.is_set():
@@ -314,7 +318,9 @@ class Daemon:
         return parts
 
     def _faults(self) -> list[Reason]:
-        """Return which auxiliary parts do not work, and why."""
+        """Return which parts do not work, and why: a GPU that has not come, auxiliary parts."""
+        if self.devices.awaited:
+            return [Reason(NO_GPU, self.devices.reason)]
         found = [Reason(word, each.fault) for word, each in self._auxiliary.items() if each.fault]
         if not found and self._lanes.recorder is not None and self._lanes.recorder.failure:
             found.append(Reason(NOT_RECORDED, self._lanes.recorder.failure))

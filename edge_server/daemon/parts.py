@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.board.board import is_jetson
 from edge_server.board.installation import missing
 from edge_server.board.resources import nearest_directory
 from edge_server.errors import SettingsError
@@ -88,6 +89,7 @@ def chosen_completion(settings: Repository, devices: Devices, python: Python) ->
         devices.reason,
         python,
         settings.config_name,
+        is_jetson(),
     )
 
 
@@ -148,7 +150,8 @@ def chosen_control(
         ),
         explicit=settings.mode == "explicit",
         load=settings.load,
-        exit_on_error=settings.exit_on_error,
+        # The daemon starts anew when the GPU comes.
+        exit_on_error=settings.exit_on_error and not devices.awaited,
         private=private,
     )
     server_context.control = BoundedControl(control, _LOADS_BY_MODELS)
@@ -220,7 +223,8 @@ def following_control(
         paths,
         poll_s=settings.poll_s,
         settle_s=settings.settle_s,
-        exit_on_error=settings.exit_on_error,
+        # The daemon starts anew when the GPU comes.
+        exit_on_error=settings.exit_on_error and not devices.awaited,
     )
 
 

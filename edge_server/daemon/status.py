@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from edge_server.errors import Reason
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import ModelEntry
-    from edge_server.lanes.types import LaneFrame
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
     from edge_server.pipeline.event_log import EventLog
@@ -124,30 +122,29 @@ _RATE_DIFFERS = 0.15
 
 
 class LaneRate:
-    """Counts the frames with lanes; a listener of LanePipelines."""
+    """Measures how many frames get lanes.
 
-    def __init__(self) -> None:
-        # Each camera's frames come on one thread, so no count needs a lock.
-        self._counts: defaultdict[str, int] = defaultdict(int)
+    Args:
+        frames: returns how many frames have had lanes; a camera that was removed counts no more.
+    """
+
+    def __init__(self, frames: Callable[[], int]) -> None:
+        self._frames = frames
         self._measured: tuple[float, int] | None = None
         self._shown_hz: float | None = None
-
-    def __call__(self, lane_frame: LaneFrame, _frame: object) -> None:
-        if not lane_frame.failure:
-            self._counts[lane_frame.camera] += 1
 
     def shown_hz(self, now: float) -> float | None:
         """Return about how many frames got lanes per second; None in the first seconds.
 
         The number is that of the last `_RATE_PERIOD_S`, and stays while it differs little.
         """
-        total = sum(tuple(self._counts.values()))
+        total = self._frames()
         if self._measured is None:
             self._measured = now, total
         at, before = self._measured
         if now - at >= _RATE_PERIOD_S:
             self._measured = now, total
-            rate_hz, shown_hz = (total - before) / (now - at), self._shown_hz
+            rate_hz, shown_hz = max(0, total - before) / (now - at), self._shown_hz
             if shown_hz is None or abs(rate_hz - shown_hz) > _RATE_DIFFERS * min(rate_hz, shown_hz):
                 self._shown_hz = rate_hz
         return self._shown_hz
@@ -314,7 +311,7 @@ class StatusReport:
         """Publish all states that changed, and notify systemd of `event` (`READY=1`), and of the
         status line where it differs from the last one; return that line."""
         self._board.check()
-        device = self._board.report
+        device = self._board.latest
         with self._going_on("cameras"):
             self._report_cameras(tuple(self._pipelines), device)
         with self._going_on("models"):

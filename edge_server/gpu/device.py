@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
+import time
 import warnings
 import weakref
 from contextlib import suppress
@@ -17,7 +18,7 @@ from edge_server.board.installation import remedy
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -571,12 +572,21 @@ class Devices:
     """Opens GPUs, and records the loss of a GPU.
 
     Construction calls no driver; on a machine without one, the first `gpu` raises the reason.
+
+    Args:
+        files: of a machine that is built for its GPU: lists the GPU's device files that are there.
+            Where no GPU is usable, `check` looks every `look_s` whether one has come.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, files: Callable[[], Collection[str]] | None = None, look_s: float = 5.0
+    ) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, Device] = {}
         self._lost: DeviceLost | None = None
+        self._files = files
+        self._files_at_first = frozenset(() if files is None else files())
+        self._look_s, self._looked_s = look_s, time.monotonic()
 
     @property
     def count(self) -> int:
@@ -600,14 +610,24 @@ class Devices:
                 device = self._open[index] = open_device(index, on_lost=self._lose)
             return device
 
+    @property
+    def awaited(self) -> bool:
+        """Return whether this machine is built for a GPU, and none was usable at the start."""
+        return self._files is not None and not self.count
+
     def check(self) -> None:
         """Return if every open GPU works.
 
         Raises:
-            DeviceLost: a GPU is lost, on whichever thread; only a new process can recover.
+            DeviceLost: a GPU is lost, on whichever thread, or one has come that is `awaited`; only
+                a new process can use it.
         """
         if self._lost is not None:
             raise self._lost
+        now = time.monotonic()
+        if self.awaited and now - self._looked_s >= self._look_s:
+            self._looked_s = now
+            self._look_for_awaited()
 
     def close(self) -> None:
         """Close all GPUs; no object made on them may be used afterwards."""
@@ -616,13 +636,29 @@ class Devices:
                 device.close()
             self._open.clear()
 
+    def _look_for_awaited(self) -> None:
+        """Raise DeviceLost where a new process may find a GPU: systemd lets a service open those
+        device files that were there when it started, and a driver may keep how it failed."""
+        come = sorted(
+            frozenset(() if self._files is None else self._files()) - self._files_at_first
+        )
+        reason = _count_gpus()[1]
+        if come or not reason:
+            what = f"{', '.join(come[:3])} came after this process" if come else "its driver works"
+            raise DeviceLost(f"the GPU has come: {what}: the process must start anew to use it")
+
     def _lose(self, error: DeviceLost) -> None:
         # The first error names the cause.
         self._lost = self._lost or error
 
     @cached_property
     def _counted(self) -> tuple[int, str]:
-        try:
-            return load_driver(Libcuda()).Device.count(), ""
-        except Unavailable as error:
-            return 0, str(error)
+        return _count_gpus()
+
+
+def _count_gpus() -> tuple[int, str]:
+    """Return the number of GPUs, and why there is none."""
+    try:
+        return load_driver(Libcuda()).Device.count(), ""
+    except Unavailable as error:
+        return 0, str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from functools import partial
 from itertools import zip_longest
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -21,7 +22,7 @@ from edge_server.inference.registry import Submits
 from edge_server.process.threads import side_by_side
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from edge_server.backends.contract import Instance
     from edge_server.inference.execution import Executor
@@ -104,11 +105,6 @@ class InstancePool:
     def __len__(self) -> int:
         return len(self._instances)
 
-    @property
-    def is_free(self) -> bool:
-        """Whether an instance is idle and no caller waits for one."""
-        return bool(self._idle) and not self._limited
-
     def waiting(self) -> int:
         return len(self._urgent) + len(self._others) + self._limited
 
@@ -135,15 +131,27 @@ class InstancePool:
         side_by_side([i.close for i in (*self._instances, *self._passive)], "close-instance")
 
     def take(
-        self, *, urgent: bool, deadline: float | None, cancellation: Cancellation | None = None
+        self,
+        *,
+        urgent: bool,
+        deadline: float | None,
+        cancellation: Cancellation | None = None,
+        expect: Callable[..., None] | None = None,
     ) -> Instance:
         """Lend an idle instance to the caller until `give_back`; wait for one until `deadline`.
+
+        Args:
+            expect: `ExpectedWait.check` of a request, called before a wait until a deadline; it may
+                refuse the request.
 
         Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`.
         """
         now = time.monotonic()
-        if deadline is not None and now >= deadline:
-            raise DeadlineExceeded(_TOO_LATE)
+        if deadline is not None and (now >= deadline or self._limited or not self._idle):
+            if expect is not None:
+                expect(ahead=self.waiting(), running_s=self.running_s(now), now=now)
+            if now >= deadline:
+                raise DeadlineExceeded(_TOO_LATE)
         with self._lock:
             instance = self._idle.pop() if self._idle else None
         if instance is None:
@@ -329,7 +337,12 @@ class DirectScheduler(Submits):
             return super().infer(request, snapshot)
         job = Job(self._executor, request, snapshot)
         try:
-            instance = self._take(job)
+            instance = self._pool.take(
+                urgent=request.urgent,
+                deadline=request.deadline,
+                cancellation=request.cancellation,
+                expect=partial(self._expected_wait.check, request),
+            )
         except EdgeServerError as error:
             self._executor.count_failure(job, error)
             raise
@@ -341,7 +354,12 @@ class DirectScheduler(Submits):
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = Job(self._executor, request, snapshot, respond)
         try:
-            instance = self._take(job)
+            instance = self._pool.take(
+                urgent=request.urgent,
+                deadline=request.deadline,
+                cancellation=request.cancellation,
+                expect=partial(self._expected_wait.check, request),
+            )
         except EdgeServerError as error:
             self._executor.refuse(job, error)
             return
@@ -358,15 +376,3 @@ class DirectScheduler(Submits):
 
     def close(self) -> None:
         self._pool.close()
-
-    def _take(self, job: Job) -> Instance:
-        """Raises: as `ExpectedWait.check` and `InstancePool.take`."""
-        request = job.request
-        if request.deadline is not None:
-            now = time.monotonic()
-            if now >= request.deadline or not self._pool.is_free:
-                ahead, running_s = self._pool.waiting(), self._pool.running_s(now)
-                self._expected_wait.check(request, ahead=ahead, running_s=running_s, now=now)
-        return self._pool.take(
-            urgent=request.urgent, deadline=request.deadline, cancellation=request.cancellation
-        )

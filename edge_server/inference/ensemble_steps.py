@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from edge_server.backends.contract import Phases, all_on_host
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
-from edge_server.inference.execution import batch_size_of, in_rank, in_shape
+from edge_server.inference.execution import in_rank, in_shape
 from edge_server.inference.statistics import FailureReason
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 
@@ -285,12 +285,16 @@ class EnsembleCall:
         self._version = version
         self._statistics = statistics
         self._names = names
-        self._batch_size = batch_size_of(config, request)
+        self._batch_size = 0
+        if config.max_batch_size > 0 and request.inputs:
+            self._batch_size = next(iter(request.inputs.values())).array.shape[0]
         self._began_ns = self._last_ns = time.monotonic_ns()
         self._responses = 0
 
-    def inputs(self) -> dict[str, Tensor]:
+    def inputs(self) -> Tensors:
         shapes = self._config.reshapes
+        if not shapes:
+            return self.request.inputs
         return {
             name: in_shape(tensor, shapes.get(name), self._batch_size)
             for name, tensor in self.request.inputs.items()
@@ -299,7 +303,7 @@ class EnsembleCall:
     def check_alive(self, step: PlannedStep) -> None:
         """Raises: Cancelled, DeadlineExceeded: `step` need not begin, as the caller has gone."""
         request = self.request
-        if request.cancelled:
+        if request.cancellation is not None and request.cancellation.cancelled:
             raise Cancelled("")
         if request.deadline is not None and time.monotonic() >= request.deadline:
             raise DeadlineExceeded(
@@ -390,5 +394,4 @@ class EnsembleCall:
             self._statistics.failed(FailureReason.OTHER, now_ns - self._began_ns)
         elif final:
             phases = Phases(0, now_ns - self._began_ns, 0)
-            self._statistics.executed(max(1, self._batch_size), phases)
-            self._statistics.succeeded(phases.infer, 0, phases)
+            self._statistics.succeeded(phases.infer, 0, phases, max(1, self._batch_size))

@@ -8,7 +8,9 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import ExecuteRequest, Phases, all_on_host
+import numpy as np
+
+from edge_server.backends.contract import ExecuteRequest, Phases, all_on_host, on_host
 from edge_server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -129,11 +131,6 @@ class Job:
         if request.deadline is not None and time.monotonic() >= request.deadline:
             return DeadlineExceeded("the request's deadline passed before an instance was idle")
         return None
-
-
-def batch_size_of(config: ModelConfig, request: InferRequest) -> int:
-    batched = config.max_batch_size > 0 and request.inputs
-    return next(iter(request.inputs.values())).shape[0] if batched else 0
 
 
 def in_shape(tensor: Tensor, shape: tuple[int, ...] | None, batch_size: int) -> Tensor:
@@ -352,9 +349,13 @@ class Executor:
                 made = all_on_host(made, self.statistics.copied)
                 job.on_outputs(made)
             names = request.outputs or self._output_names
-            outputs: Tensors = {name: made[name] for name in names if name in made}
-            if not request.on_device:
-                outputs = all_on_host(outputs, self.statistics.copied)
+            outputs: dict[str, Tensor] = {}
+            for name in names:
+                if name in made:
+                    tensor = made[name]
+                    if not (request.on_device or isinstance(tensor.array, np.ndarray)):
+                        tensor = on_host(tensor, self.statistics.copied)
+                    outputs[name] = tensor
             if shapes := self._client_shapes:
                 outputs = {
                     name: in_shape(tensor, shapes.get(name), job.batch_size)

@@ -213,8 +213,12 @@ class Snapshot:
 
     def infer(self, request: InferRequest) -> InferResponse:
         """Run a request on its model; raise as `find`, `check_request` and `Scheduler.infer`."""
-        loaded = self.find(request.model_name, request.model_version)
+        loaded = None if request.model_version else self._latest.get(request.model_name)
+        if loaded is None:
+            loaded = self.find(request.model_name, request.model_version)
         check_request(loaded.config, request)
+        if request.trace is None:
+            return loaded.scheduler.infer(request, self)
         return self.run(loaded, request)
 
     def run(self, loaded: LoadedModel, request: InferRequest) -> InferResponse:

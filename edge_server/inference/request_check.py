@@ -27,6 +27,8 @@ _BATCH_NOTE = (
 
 def check_request(config: ModelConfig, request: InferRequest) -> None:
     """Raises: InvalidRequest: names, types or shapes differ from the model's."""
+    if _fits(config, request):
+        return
     inputs = request.inputs
     check_names(config, request.id, inputs.keys(), request.outputs)
     batch_sizes = {
@@ -37,6 +39,26 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
         if spec.name in inputs
     }
     check_batch_sizes(config, request.id, batch_sizes)
+
+
+def _fits(config: ModelConfig, request: InferRequest) -> bool:
+    """Whether every input is there, and has the type and shape that the model states; where not,
+    the other checks find what is wrong, if anything is."""
+    inputs = request.inputs
+    if inputs.keys() != config.input_names or not config.output_names.issuperset(request.outputs):
+        return False
+    batch_sizes = set()
+    for name, (datatype, expected) in config.full_inputs.items():
+        array = inputs[name].array
+        if array.dtype != datatype.numpy or len(array.shape) != len(expected):
+            return False
+        for got, want in zip(array.shape, expected, strict=True):
+            if want not in (got, -1):
+                return False
+        batch_sizes.add(array.shape[0] if expected else 0)
+    if config.max_batch_size == 0:
+        return True
+    return len(batch_sizes) == 1 and 1 <= batch_sizes.pop() <= config.max_batch_size
 
 
 def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping[str, int]) -> None:

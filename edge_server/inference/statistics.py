@@ -285,10 +285,16 @@ class ModelStatistics:
         """
         with self._lock:
             counts = self._counts
+            counted: tuple[ComputeTimes, ...] = (counts,)
             if alone:
                 counts.last_inference_ns = time.time_ns()
-                counts.batches[alone].add(phases)
-            counts.add(phases)
+                counted = counts, counts.batches[alone]
+            input_ns, infer_ns, output_ns = phases
+            for times in counted:
+                times.computed += 1
+                times.input_ns += input_ns
+                times.infer_ns += infer_ns
+                times.output_ns += output_ns
             counts.success.count += 1
             counts.success.ns += total_ns
             counts.queue_ns += queue_ns

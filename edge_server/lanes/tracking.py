@@ -65,14 +65,6 @@ class LaneFilter:
         """Return (N,) y in m at (N,) `x_m`."""
         return _powers(x_m) @ self.mean
 
-    def distance_m(self, detection: Polynomial) -> float:
-        """Return the mean distance to `detection`, in m, where both hold; over the nearer half of
-        the detection where they hardly overlap."""
-        first = detection.x_min_m
-        last = max(min(detection.x_max_m, self.x_max_m), (first + detection.x_max_m) / 2)
-        x_m = first + _SAMPLES * (last - first)
-        return float(np.abs(_powers(x_m) @ (self.mean - detection.coefficients)).mean())
-
     def predict(self, passed_s: float, motion: VehicleState) -> None:
         """Move the polynomial into the vehicle's axes `passed_s` later."""
         ahead_m = (motion.speed_mps or 0.0) * passed_s
@@ -114,7 +106,28 @@ class LaneFilter:
 
 def _powers(x_m: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (N, 4): 1, x, x^2, x^3."""
-    return np.vander(x_m, 4, increasing=True)
+    # As `np.vander` does it, in a quarter of the time.
+    powers = np.ones((len(x_m), 4))
+    powers[:, 1] = x_m
+    np.multiply(x_m, x_m, out=powers[:, 2])
+    np.multiply(powers[:, 2], x_m, out=powers[:, 3])
+    return powers
+
+
+def distances_m(
+    detections: Sequence[Polynomial], filters: Sequence[LaneFilter]
+) -> NDArray[np.float64]:
+    """Return the mean distance of each detection to each filter, (D, F) in m, where both hold; over
+    the nearer half of the detection where they hardly overlap."""
+    ends = np.array([(each.x_min_m, each.x_max_m) for each in detections])[:, :, None]
+    first, last = ends[:, 0], ends[:, 1]
+    known = np.minimum(last, [each.x_max_m for each in filters])
+    last = np.maximum(known, (first + last) / 2)
+    x_m = first[..., None] + _SAMPLES * (last - first)[..., None]
+    means = np.array([each.mean for each in filters])
+    apart = means - np.array([each.coefficients for each in detections])[:, None]
+    c0, c1, c2, c3 = apart.transpose(2, 0, 1)[..., None]
+    return np.asarray(np.abs(((c3 * x_m + c2) * x_m + c1) * x_m + c0).mean(axis=2))
 
 
 # Along the line: from the vehicle's front on, as far as paint is some px wide.
@@ -475,19 +488,21 @@ class LaneTracker:
     def _assign(self, lanes: Sequence[Lane]) -> dict[int, _Track]:
         """Return the tracks of the detections, by the detections' number: the nearest pairs first,
         as markings are farther from each other than a detection is from its own."""
-        pairs = sorted(
-            (
-                (track.filter.distance_m(lane.ground.polynomial), number, track)
-                for number, lane in enumerate(lanes)
-                if lane.ground is not None
-                for track in self._tracks
-            ),
-            key=lambda pair: pair[0],
-        )
+        located = {n: lane.ground for n, lane in enumerate(lanes) if lane.ground is not None}
         track_of: dict[int, _Track] = {}
+        if not (located and self._tracks):
+            return track_of
+        apart_m = distances_m(
+            [ground.polynomial for ground in located.values()],
+            [track.filter for track in self._tracks],
+        )
+        pairs = [(number, track) for number in located for track in self._tracks]
         taken: set[int] = set()
-        for distance_m, number, track in pairs:
-            if distance_m <= _NEAREST_M and number not in track_of and track.id not in taken:
+        for pair in np.argsort(apart_m, axis=None, kind="stable").tolist():
+            number, track = pairs[pair]
+            if not apart_m.flat[pair] <= _NEAREST_M:
+                break
+            if number not in track_of and track.id not in taken:
                 track_of[number] = track
                 taken.add(track.id)
         return track_of

@@ -251,10 +251,6 @@ class LaneFrame:
         host. 0 on a recording's own clock."""
         return 0 if self.clock == "recording" else now_mono_ns - self.capture_mono_ns
 
-    def is_expired(self, now_mono_ns: int) -> bool:
-        """Return whether its lanes are older than `LONGEST_AGE_S`."""
-        return self.age_ns(now_mono_ns) > LONGEST_AGE_S * 1_000_000_000
-
 
 def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) -> tuple[Lane, ...]:
     """Return lanes as polylines, without the rows on which the lane has no point.
@@ -265,8 +261,6 @@ def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) ->
     """
     # A NaN coordinate stays: the payload reports such a lane and leaves it out.
     present = ~(points[..., 0] < 0)
-    return tuple(
-        Lane(rows[mask], float(score))
-        for rows, mask, score in zip(points, present, scores, strict=True)
-        if mask.sum() > 1
-    )
+    counts = present.sum(axis=1).tolist()
+    of_lanes = zip(points, present, scores.tolist(), counts, strict=True)
+    return tuple([Lane(rows[mask], score) for rows, mask, score, count in of_lanes if count > 1])

@@ -68,7 +68,7 @@ def complete(message: Any, files: ModelFiles, completion: Completion = USUAL_COM
         message.name = files.name
     if message.platform != "ensemble":
         _complete_backend(message, files)
-        _complete_instance_groups(message, completion.gpus)
+        _complete_instance_groups(message, completion)
         for memory in ("input_pinned_memory", "output_pinned_memory"):
             if not message.optimization.HasField(memory):
                 getattr(message.optimization, memory).enable = True
@@ -157,7 +157,9 @@ def _exists(path: Path) -> bool:
         return path.exists()
 
 
-def _complete_instance_groups(message: Any, gpus: int) -> None:
+def _complete_instance_groups(message: Any, completion: Completion) -> None:
+    # A Jetson whose driver does not work yet has one all the same, which validation reports.
+    expected = completion.gpus or int(completion.jetson)
     kind = pb.ModelInstanceGroup
     accelerators = message.optimization.execution_accelerators
     if not message.instance_group:
@@ -168,10 +170,11 @@ def _complete_instance_groups(message: Any, gpus: int) -> None:
         if group.kind == kind.KIND_AUTO:
             is_asked = group.gpus or accelerators.gpu_execution_accelerator
             may = GPU_BACKENDS if is_asked else _GPU_BY_DEFAULT
-            on_gpu = message.backend in may and gpus and all(g < gpus for g in group.gpus)
+            is_there = expected and all(gpu < expected for gpu in group.gpus)
+            on_gpu = message.backend in may and is_there
             group.kind = kind.KIND_GPU if on_gpu else kind.KIND_CPU
         if group.kind == kind.KIND_GPU and not group.gpus:
-            group.gpus.extend(range(gpus))
+            group.gpus.extend(range(completion.gpus))
         if group.count == 0:
             cpu = group.kind == kind.KIND_CPU
             group.count = 2 if cpu and message.backend == "onnxruntime" else 1

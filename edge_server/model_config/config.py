@@ -226,6 +226,8 @@ class Completion:
         gpus: number of GPUs, numbered from 0.
         no_gpu: why there is no GPU.
         python: limits of the process that completes a Python model and then runs it.
+        jetson: this machine is built for its GPU: what would use it by default does not run on the
+            CPU instead.
     """
 
     auto: bool = True
@@ -234,6 +236,7 @@ class Completion:
     no_gpu: str = ""
     python: Python = field(default_factory=Python)
     config_name: str = ""
+    jetson: bool = False
 
 
 USUAL_COMPLETION = Completion()

@@ -229,10 +229,11 @@ def _device_faults(message: Any, group: Any, where: str, completion: Completion)
 
 def _absent_gpus(message: Any, completion: Completion) -> Iterator[str]:
     """Yield the groups that need a GPU where there is none."""
+    hint = "; on a Jetson KIND_AUTO is KIND_GPU, and KIND_CPU runs it on the CPU"
     for group in message.instance_group:
         on_gpu = group.kind == pb.ModelInstanceGroup.KIND_GPU and message.backend in GPU_BACKENDS
         if on_gpu and not completion.gpus:
             yield (
                 f"instance group {group.name} of model {message.name} has kind KIND_GPU but no "
-                f"GPUs are available: {completion.no_gpu}"
+                f"GPUs are available: {completion.no_gpu}{hint if completion.jetson else ''}"
             )

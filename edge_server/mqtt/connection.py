@@ -95,6 +95,7 @@ class Connection:
         refused: the broker refused this client and will again until an operator intervenes.
         taken_over: the broker ended the connection because another client with the same id came.
         live_in_flight: number of live messages that paho has not yet written to the socket.
+        in_flight: these, and the states and events that the broker has not acknowledged.
         answered: the broker has answered every `subscribe`, or one not for too long.
         acknowledged: the broker has acknowledged a message: it works.
         flooded: more came than can be read beside what is published.
@@ -121,7 +122,7 @@ class Connection:
         self.refused = False
         self.taken_over = False
         self.receive_maximum = _MQTT_RECEIVE_MAXIMUM
-        self.live_in_flight = 0
+        self.live_in_flight = self.in_flight = 0
         self.acknowledged = False
         self.answered = True
         self.flooded = False
@@ -139,6 +140,7 @@ class Connection:
         self._awake = AwakeTime(_LONGEST_STEP_S)
         self._check_at = 0.0
         self._denied: set[str] = set()
+        self._poll: select.poll | None = None  # of the wake and the socket
         self._client = client = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
@@ -148,7 +150,6 @@ class Connection:
         client.connect_timeout = CONNECT_TIMEOUT_S
         client.on_socket_open = _tune
         client.on_socket_close = self._on_socket_close
-        client.on_log = self._on_log
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_publish = self._on_publish
@@ -161,11 +162,6 @@ class Connection:
         self._event_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "Event")
         self._live_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "LaneFrame")
         self._live_properties.MessageExpiryInterval = LONGEST_AGE_S
-
-    @property
-    def in_flight(self) -> int:
-        """Number of unfinished messages: live ones not written, states not acknowledged."""
-        return self.live_in_flight + len(self._unacknowledged)
 
     def open(self) -> None:
         """Connect and send CONNECT; blocks for up to `CONNECT_TIMEOUT_S` for each address of the
@@ -197,9 +193,10 @@ class Connection:
         """Publish with QoS 0, not retained, expiring after `LONGEST_AGE_S`; return False if the
         packet exceeds the broker's limit."""
         properties = _protected(self._live_properties, topic, payload, envelope)
-        if not self._fits(topic, payload, properties):
+        if self._packet_limit_bytes is not None and not self._fits(topic, payload, properties):
             return False
         self.live_in_flight += 1  # before: paho may call `_on_publish` from within
+        self.in_flight += 1
         self._client.publish(topic, payload, qos=0, properties=properties)
         return True
 
@@ -212,6 +209,7 @@ class Connection:
             topic, payload, qos=1, retain=True, properties=self._state_properties
         )
         self._unacknowledged[sent.mid] = _Sent(topic, time.monotonic())
+        self.in_flight += 1
 
     def publish_event(
         self,
@@ -231,6 +229,7 @@ class Connection:
             return
         sent = self._client.publish(topic, payload, qos=1, properties=properties)
         self._unacknowledged[sent.mid] = _Sent(topic, time.monotonic(), on_acknowledged)
+        self.in_flight += 1
 
     def _fits(self, topic: str, payload: bytes, properties: Properties) -> bool:
         # paho sends a packet over the limit all the same, and the broker ends the connection.
@@ -255,7 +254,7 @@ class Connection:
             log.error("mqtt: %s: %s", topic, text)
 
     def step(self, wake: Wake, timeout_s: float) -> None:
-        """Wait for the socket, `wake` or `timeout_s`, then read and write.
+        """Wait for the socket, `wake`, which is the same each time, or `timeout_s`; read and write.
 
         Must be called at least every second: keepalive is checked here.
         """
@@ -265,21 +264,26 @@ class Connection:
             self._ended("connection closed")
             return
         decrypted = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
-        poll = select.poll()
-        poll.register(wake.fileno(), select.POLLIN)
+        descriptor = sock.fileno()
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(wake.fileno(), select.POLLIN)
         writing = select.POLLOUT if client.want_write() else 0
-        poll.register(sock.fileno(), select.POLLIN | writing)
-        events = dict(poll.poll(0 if decrypted else timeout_s * 1000))
-        if wake.fileno() in events:
+        self._poll.register(descriptor, select.POLLIN | writing)
+        events = dict(self._poll.poll(0 if decrypted else timeout_s * 1000))
+        event = events.pop(descriptor, 0)
+        if events:
             wake.clear()
-        event = events.get(sock.fileno(), 0)
         if decrypted or event & ~select.POLLOUT:
-            poll.unregister(wake.fileno())
-            poll.modify(sock.fileno(), select.POLLIN)
+            more = select.poll()
+            more.register(descriptor, select.POLLIN)
+            # Only here does paho say what is malformed; for each packet sent it would cost time.
+            client.on_log = self._on_log
             for _ in range(_MOST_READ):
                 client.loop_read()
-                if client.socket() is not sock or not poll.poll(0):
+                if client.socket() is not sock or not more.poll(0):
                     break
+            client.on_log = None
         if event & select.POLLOUT:
             client.loop_write()
         now = time.monotonic()
@@ -379,6 +383,7 @@ class Connection:
 
     def _on_publish(self, _c: Any, _d: Any, mid: int, reason: ReasonCode, _p: Any) -> None:
         sent = self._unacknowledged.pop(mid, None)
+        self.in_flight -= 1
         if sent is None:
             self.live_in_flight -= 1
             self._on_live_sent()

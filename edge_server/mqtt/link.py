@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from edge_server.errors import InvalidRequest
 from edge_server.lanes.e2e import Envelope, new_session
+from edge_server.lanes.types import LONGEST_AGE_S
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
 from edge_server.mqtt.connection import KEEPALIVE_S, Connection
@@ -46,9 +47,13 @@ class EventFeed:
     back with messages, sessions and mark of one and the same moment, seconds or hours old, and gets
     what follows its mark. One that comes back without a mark gets what it acknowledged in the last
     minute, and everything after. Subscribers drop the ids that they have seen.
+
+    Attributes:
+        busy: there may be an event, or a mark, for the connection now or soon.
     """
 
     def __init__(self, log: EventLog, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.busy = True
         self._log = log
         self._now_s = now_s
         self._position = log.acknowledged(READER)
@@ -63,6 +68,10 @@ class EventFeed:
         """Whether there is an event that the connection has not been given."""
         return self._log.newest > self._position
 
+    def look(self) -> None:
+        """Note that there may be an event to take; on any thread."""
+        self.busy = True
+
     def begin(self, mark: Mark | None = None) -> None:
         """Start over for a new connection.
 
@@ -72,6 +81,7 @@ class EventFeed:
                 on above it, for readers that know ids alone.
         """
         self._settle()
+        self.busy = True
         self._acknowledged.clear()
         self._position, self._marked = self._log.acknowledged(READER), 0
         if mark is None:
@@ -84,13 +94,15 @@ class EventFeed:
     def take(self) -> Event | None:
         """Return the next event, or None."""
         self._settle()
+        self.busy = bool(self._acknowledged)  # before: an event may come in between
         event = self._log.next_after(self._position)
         if event is not None:
-            self._position = event.id
+            self.busy, self._position = True, event.id
         return event
 
     def acknowledge(self, id_: int) -> None:
         """The broker has acknowledged the event; it does so in the order of publishing."""
+        self.busy = True
         self._newest_known = max(self._newest_known, id_)
         self._acknowledged.append((self._now_s() + SETTLED_S, id_))
 
@@ -189,6 +201,7 @@ class Link:
         self._contents = contents_of(mqtt) if contents is None else contents
         self._feed = feed
         self._wake = Wake()
+        self.ring = self._wake.ring  # has the worker look into the outbox
         self._connection: Connection | None = None
         self._events: EventFeed | None = None  # once it is known which ones the broker has
         self._mark = b""  # that the broker retains
@@ -214,10 +227,6 @@ class Link:
     def is_of(self, mqtt: Mqtt, contents: tuple[object, ...]) -> bool:
         """Whether this link is what `mqtt` and these `contents_of` its files make."""
         return self.mqtt == mqtt and self._contents == contents
-
-    def ring(self) -> None:
-        """Have the worker look into the outbox."""
-        self._wake.ring()
 
     def leave(self, farewell: bytes | None = None) -> None:
         """End the link and wait for it, for `FAREWELL_S` and a little more if it is connected.
@@ -409,7 +418,7 @@ class Link:
             if (state := feed.outbox.take_state()) is not None:
                 connection.publish_state(*state)
                 continue
-            if events is not None:
+            if events is not None and events.busy:
                 if (mark := events.take_mark()) is not None:
                     connection.publish_state(feed.topics.acknowledged, mark)
                     continue
@@ -425,8 +434,9 @@ class Link:
     def _write_live(self, connection: Connection, topic: str, seq: int, frame: LaneFrame) -> None:
         feed = self._feed
         now_ns = feed.now_ns()
+        age_s = frame.age_ns(now_ns) / 1e9
         # That there are no lanes is true at any age of the last frame.
-        if not frame.failure and frame.is_expired(now_ns):
+        if not frame.failure and age_s > LONGEST_AGE_S:
             feed.lost += 1
             return
         payload = payloads.lane_frame(frame, feed.identity, seq, now_ns, self.mqtt.payload)
@@ -435,7 +445,7 @@ class Link:
             feed.lost += 1
             return
         if not frame.failure:
-            feed.latency.observe((frame.camera,), frame.age_ns(now_ns) / 1e9)
+            feed.latency.observe_all({(frame.camera,): age_s})
         if frame.trace is not None:
             frame.trace.published()
 

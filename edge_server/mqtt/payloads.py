@@ -179,15 +179,13 @@ def lane_frame(
     Args:
         seq: count of this message on its topic, dropped ones included.
     """
-    fields = lane_frame_fields(frame, identity, seq, now_mono_ns)
     if payload == "protobuf":
+        fields = lane_frame_fields(frame, identity, seq, now_mono_ns)
         return lanes_pb2.LaneFrame(**fields).SerializeToString()
+    fields = lane_frame_fields(frame, identity, seq, now_mono_ns, rfc3339)
     # As the proto3 JSON mapping has it: a double holds only 53 bits of a 64-bit integer.
-    fields["time"] |= {
-        "capture_mono_ns": str(frame.capture_mono_ns),
-        "capture_epoch_ns": str(frame.capture_epoch_ns),
-        "capture_time": rfc3339(frame.capture_epoch_ns),
-    }
+    for name in ("capture_mono_ns", "capture_epoch_ns"):
+        fields["time"][name] = str(fields["time"][name])
     return _encode(fields)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edge_server.board.update import UpdateRecord
     from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration
+    from edge_server.cameras.frame import Frame
     from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import EventLog
@@ -67,7 +68,8 @@ class Publisher:
         self._topics = Topics(identity.device)
         self._feed = Feed(identity, self._topics, keepalive_s, now_ns, vehicle=vehicle)
         if events is not None:
-            self._feed.events = EventFeed(events)
+            self._feed.events = feed = EventFeed(events)
+            events.when_visible(feed.look)
             events.when_visible(self._ring)
         self._outbox = self._feed.outbox
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
@@ -207,7 +209,7 @@ class Publisher:
         )
         self._put_state(self._topics.health, payload)
 
-    def publish_lanes(self, frame: LaneFrame) -> None:
+    def publish_lanes(self, frame: LaneFrame, _: Frame | None = None) -> None:
         """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""
         link, camera = self._link, frame.camera
         if link is None:

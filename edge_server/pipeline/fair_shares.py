@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from math import ceil
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _SPARE = 0.25
 # Of a new measurement: a busy machine stretches single steps of single frames.
 _WEIGHT = 1 / 32
+_START_TAG = attrgetter("start_tag")
 
 
 class CameraShare:
@@ -33,10 +35,6 @@ class CameraShare:
         self.changed = threading.Condition(lock)
 
 
-def _start_tag(share: CameraShare) -> float:
-    return share.start_tag
-
-
 class FairShares:
     """Grants turns at one model to its cameras: no camera starves, none gets more than its share.
 
@@ -48,13 +46,16 @@ class FairShares:
     no priority gives it more than one of `limit` places.
 
     Safe from any thread.
+
+    Attributes:
+        cameras: number of shares.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._limit = 1
         self._useful: float | None = None
-        self._cameras = 0
+        self.cameras = 0
         self._running = 0
         self._waiting: list[CameraShare] = []
         self._latest_start_tag = 0.0
@@ -65,10 +66,7 @@ class FairShares:
         return self._limit
 
     def adapt(self, useful: float) -> None:
-        """Bring `limit` nearer to `useful`, what `frames_at_once` returned for one frame, where
-        there is more than one camera."""
-        if self._cameras < 2:
-            return
+        """Bring `limit` nearer to `useful`, what `frames_at_once` returned for one frame."""
         with self._lock:
             before = useful if self._useful is None else self._useful
             self._useful = before + _WEIGHT * (useful - before)
@@ -77,7 +75,7 @@ class FairShares:
 
     def share(self, priority: int) -> CameraShare:
         """Return the share of one more camera; see `CameraShare`."""
-        self._cameras += 1
+        self.cameras += 1
         return CameraShare(priority, self._lock)
 
     def take_turn(self, share: CameraShare, timeout_s: float) -> bool:
@@ -87,8 +85,7 @@ class FairShares:
         """
         with self._lock:
             if not (share.waits or share.has_turn):
-                self._join(share)
-                self._grant()
+                self._grant(share)
             return share.has_turn or share.changed.wait_for(lambda: share.has_turn, timeout_s)
 
     def end_turn(self, share: CameraShare, *, again: bool = False) -> None:
@@ -103,18 +100,15 @@ class FairShares:
                 self._waiting.remove(share)
             self._running -= share.has_turn
             share.waits = share.has_turn = False
-            if again:
-                self._join(share)
-            self._grant()
+            self._grant(share if again else None)
 
-    def _join(self, share: CameraShare) -> None:
-        share.start_tag = max(self._latest_start_tag, share.finish_tag)
-        share.waits = True
-        self._waiting.append(share)
-
-    def _grant(self) -> None:
+    def _grant(self, joining: CameraShare | None = None) -> None:
+        if joining is not None:
+            joining.start_tag = max(self._latest_start_tag, joining.finish_tag)
+            joining.waits = True
+            self._waiting.append(joining)
         while self._waiting and self._running < self._limit:
-            share = min(self._waiting, key=_start_tag)
+            share = min(self._waiting, key=_START_TAG)
             self._waiting.remove(share)
             self._running += 1
             self._latest_start_tag = share.start_tag

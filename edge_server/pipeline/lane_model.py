@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -20,12 +20,11 @@ from edge_server.tensors import DataType, Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from edge_server.cameras.frame import Frame, UsefulSize
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import Snapshot
     from edge_server.model_config.config import ModelConfig
+    from edge_server.pipeline.fair_shares import FairShares
     from edge_server.requests import Parameters, Trace
     from edge_server.tensors import TensorSpec
 
@@ -102,7 +101,8 @@ class LaneTensors:
             "color_matrix": image.colour.matrix.value,
             "color_range": image.colour.range.value,
         }
-        return Tensor.of(pixels[np.newaxis] if self.batched else pixels), parameters
+        pixels = np.ascontiguousarray(pixels)
+        return Tensor(pixels[np.newaxis] if self.batched else pixels), parameters
 
 
 def _converted(image: Image, pixel_format: PixelFormat) -> Image:
@@ -197,7 +197,7 @@ class LaneModel:
 
     Args:
         useful: is told the smallest size that the model has a use for.
-        adapt: is told how many frames the model takes at once.
+        shares: learn how many frames the model takes at once, where several cameras have it.
     """
 
     def __init__(
@@ -205,12 +205,12 @@ class LaneModel:
         data_plane: DataPlane,
         name: str,
         useful: UsefulSize,
-        adapt: Callable[[float], object],
+        shares: FairShares,
     ) -> None:
         self._data_plane = data_plane
         self._name = name
         self._useful = useful
-        self._adapt = adapt
+        self._shares = shares
         self._seen: Callable[[], Snapshot | None] = lambda: None
         self._tensors: LaneTensors | None = None
         self._size: tuple[int, int] | None = None
@@ -230,7 +230,11 @@ class LaneModel:
         """
         queue_ns = frame.age_ns(time.monotonic_ns())
         with self._data_plane.lease() as snapshot:
-            tensors = self._tensors_of(snapshot)
+            tensors = self._tensors
+            if tensors is None or self._seen() is not snapshot:
+                tensors = self._find_tensors(snapshot)
+            # Each time: a reload may have tried another model with this camera, and not taken it.
+            self._useful.size = self._size
             image, parameters = tensors.input_of(frame.image)
             response = snapshot.infer(
                 InferRequest(
@@ -243,25 +247,36 @@ class LaneModel:
                     trace=trace,
                 )
             )
-            for timing in response.timings:
-                if (name := timing.model_name) not in self._frames_of:
-                    self._frames_of[name] = frames_of(snapshot.find(name).config)
-        self._adapt(frames_at_once(response.timings, self._frames_of))
+            if self._shares.cameras > 1:
+                for timing in response.timings:
+                    if (name := timing.model_name) not in self._frames_of:
+                        self._frames_of[name] = frames_of(snapshot.find(name).config)
+                self._shares.adapt(frames_at_once(response.timings, self._frames_of))
         points = response.outputs[tensors.points].array
         scores = response.outputs[tensors.scores].array
         if not tensors.batched:
             points, scores = points[np.newaxis], scores[np.newaxis]
-        if not _are_lanes(points, scores):
+        if not (
+            points.dtype.kind == scores.dtype.kind == "f"
+            and points.ndim == 4
+            and points.shape == (1, *scores.shape[1:], ROW_COUNT, 2)
+            and points.shape[:2] == scores.shape
+        ):
             raise NoLanes(
                 f"model '{self._name}' returned '{tensors.points}' {points.shape} and "
                 f"'{tensors.scores}' {scores.shape}; lanes are (1, K, {ROW_COUNT}, 2) and (1, K), "
                 "of floating-point numbers"
             )
+        points = points[0]
+        if frame.picture_size is not None:  # the image is smaller than the camera's picture
+            (width, height), image_size = frame.picture_size, frame.image
+            ratio = width / image_size.width, height / image_size.height
+            points = points * np.array(ratio, points.dtype)
         return Detected(
             response.model_name,
             response.model_version,
             _stage_latency(queue_ns, response.timings),
-            lanes_from_rows(_in_picture(points[0], frame), scores[0]),
+            lanes_from_rows(points, scores[0]),
         )
 
     def grey_image(self, *, live: bool) -> Image:
@@ -270,44 +285,22 @@ class LaneModel:
         pixel_format = PixelFormat.BGR
         if live:
             with self._data_plane.lease() as snapshot:
-                tensors = self._tensors_of(snapshot)
+                tensors = self._find_tensors(snapshot)
             pixel_format = tensors.pixel_format or pixel_format
         return Image.grey(pixel_format, 1280, 720)
 
-    def _tensors_of(self, snapshot: Snapshot) -> LaneTensors:
-        """Return the model's tensors, found once for each set of models that serves; the camera
-        learns how small its images may be."""
-        if self._tensors is None or self._seen() is not snapshot:
-            config = snapshot.find(self._name).config
-            tensors = LaneTensors.of(config)
-            step = tensors.step_of(config)
-            needs = ImageNeeds.of(snapshot.find(step).config if step else config)
-            if tensors.pixel_format is not None and needs.pixel_format is not None:
-                tensors = replace(tensors, pixel_format=needs.pixel_format)
-            self._seen, self._tensors, self._size = ref(snapshot), tensors, needs.size
-            self._frames_of.clear()
-        # Each time: a reload may have tried another model with this camera, and not taken it.
-        self._useful.size = self._size
-        return self._tensors
-
-
-def _are_lanes(points: NDArray[Any], scores: NDArray[Any]) -> bool:
-    return (
-        points.dtype.kind == scores.dtype.kind == "f"
-        and len(points.shape) == 4
-        and points.shape == (1, *scores.shape[1:], ROW_COUNT, 2)
-        and points.shape[:2] == scores.shape
-    )
-
-
-def _in_picture(points: NDArray[Any], frame: Frame) -> NDArray[Any]:
-    """Return points of the frame's image in px of the camera's picture, which may be larger."""
-    if frame.picture_size is None:
-        return points
-    image = frame.image
-    ratio = frame.picture_size[0] / image.width, frame.picture_size[1] / image.height
-    scaled: NDArray[Any] = points * np.array(ratio, points.dtype)
-    return scaled
+    def _find_tensors(self, snapshot: Snapshot) -> LaneTensors:
+        """Return the model's tensors, found once for each set of models that serves, and keep how
+        small the camera's images may be."""
+        config = snapshot.find(self._name).config
+        tensors = LaneTensors.of(config)
+        step = tensors.step_of(config)
+        needs = ImageNeeds.of(snapshot.find(step).config if step else config)
+        if tensors.pixel_format is not None and needs.pixel_format is not None:
+            tensors = replace(tensors, pixel_format=needs.pixel_format)
+        self._seen, self._tensors, self._size = ref(snapshot), tensors, needs.size
+        self._frames_of.clear()
+        return tensors
 
 
 def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:

@@ -21,7 +21,6 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.data_plane import MODEL_STUCK_S
-from edge_server.inference.tracing import Tracer
 from edge_server.lanes.road_geometry import indexed_by_picture
 from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
@@ -31,11 +30,13 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from edge_server.board.watch import BoardWatch
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.camera import Camera
     from edge_server.cameras.status import CameraStatus
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.otlp import FrameTrace
+    from edge_server.inference.tracing import Tracer
     from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.
@@ -90,7 +91,7 @@ class LanePipeline:
         priority: of the camera in `shares`.
         max_age_ms: frames that are older are not inferred, lanes that are older are stale.
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
-        board: returns what is wrong with the device itself; called for every frame.
+        board: what is wrong with the device itself; None is nothing.
         road: follows the road with the camera's calibration; None where it has none.
 
     Attributes:
@@ -111,7 +112,7 @@ class LanePipeline:
         priority: int = 1,
         max_age_ms: int = MAX_AGE_MS,
         frame_deadline_s: float = FRAME_DEADLINE_S,
-        board: Callable[[], DeviceReport] = DeviceReport,
+        board: BoardWatch | None = None,
         road: RoadFollower | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -124,16 +125,16 @@ class LanePipeline:
         self.failure_reason = "model_failed"
         self.worker = Worker(f"lanes-{camera.name}", self.tick, on_end=self._end)
         self._shares = FairShares() if shares is None else shares
-        self.lane_model = LaneModel(data_plane, model, camera.useful, self._shares.adapt)
+        self.lane_model = LaneModel(data_plane, model, camera.useful, self._shares)
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
         self._listeners = tuple(listeners)
         self._frame_deadline_s = frame_deadline_s
         self._board = board
         self._road = road
-        self._tracer = Tracer() if tracer is None else tracer
+        self._tracer = tracer
         self._last: LaneFrame | None = None
-        self._giving = threading.Lock()  # held while the listeners are called
+        self._giving = threading.RLock()  # held while the listeners are called
         self._muted = False
         # Since when a frame has waited for lanes, `time.monotonic()`; None while none does.
         self._owing_since: float | None = None
@@ -170,7 +171,7 @@ class LanePipeline:
                 made = self._use_turn()
             finally:
                 self._owing_since = None
-                self._shares.end_turn(self._share, again=self.camera.wait_for_frame(0.0))
+                self._shares.end_turn(self._share, again=self.camera.newest is not None)
             if made is not None:
                 self._finish(*made)
 
@@ -189,17 +190,11 @@ class LanePipeline:
         self.awaits_model = False
         self.camera.start()
 
-    def _next_frame(self) -> Frame | None:
-        frame = self.camera.next_frame(0.0)
-        if frame is None or self._road is None:
-            return frame
-        return replace(frame, calibration_id=self._road.calibration.id)
-
     def _give_no_road(self, status: CameraStatus) -> None:
         """Give the frame of a camera that shows no road, without lanes; it needs no turn."""
         self.leave()
         self._owing_since = self._reminder.reason = None
-        frame = self._next_frame()
+        frame = self.camera.next_frame(0.0)
         if frame is None:
             return
         self.unusable_frames += 1
@@ -208,36 +203,39 @@ class LanePipeline:
     def _use_turn(self) -> tuple[LaneFrame, Frame] | None:
         """Return the newest frame and its lanes, or the reason why there are none; None where it is
         too old for lanes."""
-        frame = self._next_frame()
+        frame = self.camera.next_frame(0.0)
         if frame is None:
             return None
         if frame.age_ns(now_ns := time.monotonic_ns()) > self._max_age_ms * 1e6:
             self._drop_too_old(frame, now_ns)
             return None
-        self._reminder.reason = request = None
-        on_own_clock = frame.clock == "recording"
-        capture_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
-        trace = self._tracer.frame(self.camera.name, frame.id, capture_ns)
-        if trace is not None:  # mostly it is None
+        self._reminder.reason = request = trace = None
+        tracer, capture_ns = self._tracer, frame.capture_mono_ns
+        if frame.clock == "recording":
+            capture_ns = frame.arrived_mono_ns
+        if tracer is not None:
+            trace = tracer.frame(self.camera.name, frame.id, capture_ns)
+        if trace is not None and tracer is not None:
             trace.begin("capture", capture_ns)
             trace.begin("wait", frame.arrived_mono_ns or capture_ns)
-            request = self._tracer.of_frame(self.model, trace.begin("infer"))
+            request = tracer.of_frame(self.model, trace.begin("infer"))
         status = self.camera.status
         detected, failure = None, ""
         deadline = time.monotonic() + self._frame_deadline_s
+        # An execution that begins just before the deadline is watched for as long as any other.
+        self.worker.beat(self._frame_deadline_s + 2 * MODEL_STUCK_S)
         try:
-            # An execution that begins just before the deadline is watched for as long as any other.
-            with self.worker.allowing(self._frame_deadline_s + 2 * MODEL_STUCK_S):
-                detected = self.lane_model.detect(frame, deadline, request)
+            detected = self.lane_model.detect(frame, deadline, request)
         except EdgeServerError as error:
             failure = str(error) or type(error).__name__
             forget_frames(error)
+        self.worker.beat()
         degraded: tuple[Reason, ...] = ()
         if status.state is CameraState.DEGRADED:
             degraded = (Reason(status.reason, status.text),)
         lane_frame = self._lane_frame(frame, detected, failure, degraded=degraded, trace=trace)
-        if not failure and lane_frame.is_expired(now_ns := time.monotonic_ns()):
-            age_s = lane_frame.age_ns(now_ns) / 1e9
+        age_s = frame.age_ns(time.monotonic_ns()) / 1e9
+        if not failure and age_s > LONGEST_AGE_S:
             failure = (
                 f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of "
                 f"no use after {LONGEST_AGE_S} s; take a faster model, or fewer cameras for it"
@@ -337,7 +335,7 @@ class LanePipeline:
         trace: FrameTrace | None = None,
     ) -> LaneFrame:
         """Return what is known of `frame`, with what the model has found in it."""
-        board = self._board()
+        board = DeviceReport() if self._board is None else self._board.latest
         if detected is None:
             detected = Detected(self.model, "", StageLatency(), ())
         width, height = frame.size
@@ -363,26 +361,23 @@ class LanePipeline:
             wall_clock=board.clock.value,
             clock=frame.clock,
             uncertainty_ns=frame.uncertainty_ns,
-            calibration_id=frame.calibration_id,
+            calibration_id="" if self._road is None else self._road.calibration.id,
             trace=trace,
         )
 
     def _give(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         with self._giving:
-            self._give_alone(lane_frame, frame)
+            if self._muted:
+                return
+            self._last = lane_frame
+            for listener in self._listeners:
+                listener(lane_frame, frame)
 
     def _give_missed(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         """Give a frame without lanes, which the road is not followed through."""
         if self._road is not None:
             self._road.miss(lane_frame if frame is not None else _at_present(lane_frame))
         self._give(lane_frame, frame)
-
-    def _give_alone(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
-        if self._muted:
-            return
-        self._last = lane_frame
-        for listener in self._listeners:
-            listener(lane_frame, frame)
 
     def report_silence(self, now: float) -> None:
         """Give the listeners the reason why a frame has no lanes yet: after a second, then every
@@ -407,7 +402,7 @@ class LanePipeline:
             return
         failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
         self._fail(f"model '{self.model}' does not respond", "model_failed")
-        self._give_alone(self._without_lanes(failure, "model_failed"), None)
+        self._give(self._without_lanes(failure, "model_failed"), None)
 
     def _report_no_frames(self, now: float) -> None:
         """Give the listeners the reason why there are no frames: at once, then every second.
@@ -444,7 +439,7 @@ class LanePipeline:
             latency_us=StageLatency(),
             failure=failure,
             failure_reason=reason,
-            degraded=self._board().reasons,
+            degraded=() if self._board is None else self._board.latest.reasons,
             ego=None,
             vehicle=None,
             trace=None,

@@ -6,10 +6,11 @@ as nested dictionaries: of those a protobuf is made in one step, and JSON by the
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from edge_server.errors import Reason
@@ -17,11 +18,11 @@ from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
-    from edge_server.lanes.types import Ego, GroundLane, Lane, LaneFrame
+    from edge_server.lanes.types import Ego, Lane, LaneFrame
     from edge_server.pipeline.event_log import Event
 
 LANES_SCHEMA = "edge.lanes/1"
@@ -31,6 +32,12 @@ _UINT32 = 2**32
 _LONGEST_REASON = 500  # characters of a text that is sent with every frame or event
 _CODES = frozenset(lanes_pb2.ReasonCode.keys()[1:])
 _UPPER = np.triu_indices(4)
+
+
+def timestamp(epoch_ns: int) -> dict[str, int]:
+    """Return the fields of a Timestamp, cut to microseconds."""
+    seconds, ns = divmod(epoch_ns, 1_000_000_000)
+    return {"seconds": seconds, "nanos": ns // 1000 * 1000}
 
 
 class Judgement(NamedTuple):
@@ -85,7 +92,11 @@ def _code(word: str) -> str:
 
 
 def lane_frame_fields(
-    frame: LaneFrame, identity: Identity, seq: int, now_mono_ns: int
+    frame: LaneFrame,
+    identity: Identity,
+    seq: int,
+    now_mono_ns: int,
+    capture_time: Callable[[int], object] = timestamp,
 ) -> dict[str, Any]:
     """Return the fields of a `LaneFrame` message, with its age at `now_mono_ns`.
 
@@ -95,8 +106,9 @@ def lane_frame_fields(
 
     Args:
         seq: count of this message, dropped ones included.
+        capture_time: writes the Unix time of the capture, in ns.
     """
-    lanes = [lane for lane in frame.lanes if _finite(lane)]
+    lanes = _lanes(frame.lanes)
     complete = len(lanes) == len(frame.lanes)
     status, reasons, age_us = judge(frame, now_mono_ns, complete=complete)
     ego = {} if frame.ego is None else {"ego": _ego(frame.ego)}
@@ -125,7 +137,7 @@ def lane_frame_fields(
         "time": {
             "capture_mono_ns": frame.capture_mono_ns,
             "capture_epoch_ns": frame.capture_epoch_ns,
-            "capture_time": timestamp(frame.capture_epoch_ns),
+            "capture_time": capture_time(frame.capture_epoch_ns),
             "age_us": age_us,
             "clock": {
                 "source": f"CLOCK_SOURCE_{frame.clock.upper()}",
@@ -141,24 +153,23 @@ def lane_frame_fields(
         },
         "image": {"width": frame.width, "height": frame.height},
         "model": {"name": frame.model_name, "version": frame.model_version},
-        "lanes": [_lane(lane) for lane in lanes],
+        "lanes": lanes,
         **ego,
-        "calib_id": as_utf8(frame.calibration_id),
+        "calib_id": frame.calibration_id,
         **vehicle,
     }
 
 
-class LaneMessage:
+class LaneMessage(msgspec.Struct, dict=True, eq=False):
     """The message of one frame for any number of readers; safe from any thread.
 
     Attributes:
         seq: count of this message, dropped ones included.
     """
 
-    def __init__(self, frame: LaneFrame, identity: Identity, seq: int) -> None:
-        self.frame = frame
-        self.seq = seq
-        self._identity = identity
+    frame: LaneFrame
+    identity: Identity
+    seq: int
 
     def sent_at(self, now_mono_ns: int) -> lanes_pb2.LaneFrame:
         """Return the protobuf, with its age and its worth at `now_mono_ns`."""
@@ -180,7 +191,7 @@ class LaneMessage:
     def _lasting(self) -> tuple[bool, bytes]:
         """Whether every lane is in the message; and the message at the capture."""
         frame = self.frame
-        fields = lane_frame_fields(frame, self._identity, self.seq, frame.capture_mono_ns)
+        fields = lane_frame_fields(frame, self.identity, self.seq, frame.capture_mono_ns)
         complete = len(fields["lanes"]) == len(frame.lanes)
         return complete, lanes_pb2.LaneFrame(**fields).SerializeToString()
 
@@ -233,58 +244,47 @@ def calibration_message(calibration: Calibration) -> lane_service_pb2.Calibratio
     )
 
 
-def timestamp(epoch_ns: int) -> dict[str, int]:
-    """Return the fields of a Timestamp, cut to microseconds."""
-    seconds, ns = divmod(epoch_ns, 1_000_000_000)
-    return {"seconds": seconds, "nanos": ns // 1000 * 1000}
-
-
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def _finite(lane: Lane) -> bool:
-    if not (math.isfinite(lane.score) and np.isfinite(lane.points).all()):
-        return False
-    if lane.ground is None:
-        return True
-    polynomial = lane.ground.polynomial
-    numbers = (lane.ground.points, polynomial.coefficients, polynomial.covariance)
-    return all(np.isfinite(each).all() for each in numbers)
-
-
-def _lane(lane: Lane) -> dict[str, Any]:
-    # Rounded as float64: a rounded float32 would print as 103.4000015258789.
-    x, y = np.round(lane.points.T.astype(np.float64), 1).tolist()
-    ground = {} if lane.ground is None else {"ground": _ground(lane.ground)}
-    return {
-        "id": lane.id,
-        "index": lane.index,
-        "confidence": round(float(lane.score), 4),
-        "type": f"MARKING_TYPE_{lane.type.upper()}",
-        "color": f"MARKING_COLOR_{lane.color.upper()}",
-        "image_points": {"x": x, "y": y},
-        **ground,
-        "predicted": lane.predicted,
-    }
-
-
-def _ground(ground: GroundLane) -> dict[str, Any]:
-    x, y = np.round(ground.points.T.astype(np.float64), 2).tolist()
-    polynomial = ground.polynomial
-    c0, c1, c2, c3 = polynomial.coefficients.tolist()
-    return {
-        "points": {"x": x, "y": y},
-        "polynomial": {
-            "c0": c0,
-            "c1": c1,
-            "c2": c2,
-            "c3": c3,
-            "x_min_m": round(polynomial.x_min_m, 2),
-            "x_max_m": round(polynomial.x_max_m, 2),
-            "covariance": polynomial.covariance[_UPPER].tolist(),
-        },
-    }
+def _lanes(lanes: Iterable[Lane]) -> list[dict[str, Any]]:
+    """Return the fields of each lane whose numbers are all finite."""
+    fields = []
+    for lane in lanes:
+        # Rounded as float64: a rounded float32 would print as 103.4000015258789.
+        x, y = lane.points.T.astype(np.float64).round(1).tolist()
+        numbers = [lane.score, *x, *y]
+        of_lane: dict[str, Any] = {
+            "id": lane.id,
+            "index": lane.index,
+            "confidence": round(lane.score, 4),
+            "type": f"MARKING_TYPE_{lane.type.upper()}",
+            "color": f"MARKING_COLOR_{lane.color.upper()}",
+            "image_points": {"x": x, "y": y},
+        }
+        if (ground := lane.ground) is not None:
+            x, y = ground.points.T.astype(np.float64).round(2).tolist()
+            polynomial = ground.polynomial
+            c0, c1, c2, c3 = polynomial.coefficients.tolist()
+            covariance = polynomial.covariance[_UPPER].tolist()
+            numbers += [*x, *y, c0, c1, c2, c3, *covariance]
+            of_lane["ground"] = {
+                "points": {"x": x, "y": y},
+                "polynomial": {
+                    "c0": c0,
+                    "c1": c1,
+                    "c2": c2,
+                    "c3": c3,
+                    "x_min_m": round(polynomial.x_min_m, 2),
+                    "x_max_m": round(polynomial.x_max_m, 2),
+                    "covariance": covariance,
+                },
+            }
+        of_lane["predicted"] = lane.predicted
+        if all(map(isfinite, numbers)):
+            fields.append(of_lane)
+    return fields
 
 
 def _ego(ego: Ego) -> dict[str, Any]:

@@ -231,14 +231,11 @@ class RoadFollower:
         events: RoadEvents,
         half_width_m: float,
     ) -> None:
+        self.calibration = locator.calibration
         self._locator = locator
         self._vehicle = vehicle
         self._events = events
         self._tracker = LaneTracker(half_width_m)
-
-    @property
-    def calibration(self) -> Calibration:
-        return self._locator.calibration
 
     def follow(self, lane_frame: LaneFrame, image: Image) -> LaneFrame:
         """Return `lane_frame` with its lanes on the road, tracked, and the vehicle among them.

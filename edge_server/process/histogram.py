@@ -31,57 +31,46 @@ class Buckets:
     """A histogram with fixed bounds; the caller locks."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
 
     def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
     def now(self) -> Distribution:
-        return Distribution(self._bounds, tuple(accumulate(self._counts)), self._total)
+        return Distribution(self.bounds, tuple(accumulate(self.counts)), self.total)
 
 
 class Histograms:
     """Counts durations in buckets, apart for each set of labels; any thread may call any method.
 
-    An observation holds the lock of its own labels for a fraction of a microsecond.
+    An observation holds the lock for a fraction of a microsecond.
     """
 
     def __init__(self, bounds_s: tuple[float, ...]) -> None:
         self._bounds_s = bounds_s
         self._lock = threading.Lock()
-        self._series: Mapping[tuple[str, ...], _Series] = {}  # replaced, never changed
+        self._series: dict[tuple[str, ...], Buckets] = {}
 
     def observe(self, labels: tuple[str, ...], seconds: float) -> None:
-        series = self._series.get(labels) or self._add(labels)
-        with series.lock:
-            series.buckets.add(seconds)
+        self.observe_all({labels: seconds})
+
+    def observe_all(self, seconds_of: Mapping[tuple[str, ...], float]) -> None:
+        """Count one duration for each set of labels."""
+        with self._lock:
+            for labels, seconds in seconds_of.items():
+                if labels not in self._series:
+                    self._series[labels] = Buckets(self._bounds_s)
+                buckets = self._series[labels]
+                buckets.counts[bisect_left(buckets.bounds, seconds)] += 1
+                buckets.total += seconds
 
     def forget(self, label: str) -> None:
         with self._lock:
             self._series = {key: each for key, each in self._series.items() if key[0] != label}
 
     def distributions(self) -> dict[tuple[str, ...], Distribution]:
-        found = {}
-        for labels, series in sorted(self._series.items()):
-            with series.lock:
-                found[labels] = series.buckets.now()
-        return found
-
-    def _add(self, labels: tuple[str, ...]) -> _Series:
         with self._lock:
-            series = self._series.get(labels)
-            if series is None:
-                series = _Series(self._bounds_s)
-                self._series = {**self._series, labels: series}
-            return series
-
-
-class _Series:
-    __slots__ = ("buckets", "lock")
-
-    def __init__(self, bounds_s: tuple[float, ...]) -> None:
-        self.lock = threading.Lock()
-        self.buckets = Buckets(bounds_s)
+            return {labels: each.now() for labels, each in sorted(self._series.items())}

@@ -129,7 +129,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._beat()
+        self.beat()
         self._thread.start()
 
     def ask_to_stop(self) -> None:
@@ -158,13 +158,12 @@ class Worker:
 
     @contextmanager
     def allowing(self, limit_s: float) -> Iterator[None]:
-        """Allow `limit_s` for a part of a tick, on this worker's thread; the begin and end of
-        that part count as progress."""
-        self._beat(limit_s)
+        """Allow `limit_s` for a part of a tick; see `beat`."""
+        self.beat(limit_s)
         try:
             yield
         finally:
-            self._beat()
+            self.beat()
 
     @property
     def limit_s(self) -> float:
@@ -179,7 +178,8 @@ class Worker:
         at, limit_s = self._heartbeat
         return self.alive and now - at > limit_s
 
-    def _beat(self, limit_s: float | None = None) -> None:
+    def beat(self, limit_s: float | None = None) -> None:
+        """Count as progress, on this worker's thread; what follows may take `limit_s`."""
         self._heartbeat = (time.monotonic(), self.deadline_s if limit_s is None else limit_s)
 
     def _run(self) -> None:
@@ -191,7 +191,7 @@ class Worker:
         while not self._stop.is_set():
             if self._tick(time.monotonic()) is False:
                 break
-            self._beat()
+            self.beat()
 
     def _keep_failure(self, work: Callable[[], None]) -> None:
         try:

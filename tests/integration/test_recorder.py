@@ -88,7 +88,9 @@ class Road:
         detected = self._pipeline.lane_model.detect(frame)
         lane_frame = self._road.follow(self._pipeline._lane_frame(frame, detected), frame.image)
         # The queue's is what it is for frames of the test's own time.
-        lane_frame = replace(lane_frame, latency_us=StageLatency())
+        lane_frame = replace(
+            lane_frame, latency_us=StageLatency(), calibration_id=self._calibration.id
+        )
         return Followed(frame, lane_frame, lanes_of(lane_frame))
 
 
@@ -160,7 +162,6 @@ def frame_of(
         image,
         moment_ns,
         1_790_000_000 * 10**9 + moment_ns,
-        calibration_id=CALIBRATION.id,
         picture_size=picture_size,
         jpeg=jpeg,
     )

@@ -94,6 +94,11 @@ esac
 """,
 }
 
+UDEVADM = """\
+#!/bin/sh
+echo "stand-in: $*"
+"""
+
 pytestmark = pytest.mark.early
 
 
@@ -466,11 +471,39 @@ def test_the_linux_of_a_jetson_chooses_what_devices_are_allowed(
             assert one["DevicePolicy"] == ("closed" if allowed else "auto")
             assert allowed in one["DeviceAllow"]
             assert ("/dev/nvmap" in one["DeviceAllow"]) == ("nvmap" in allowed)
-        if "R36" in release:
-            # Files that this machine does not have are skipped.
-            assert unit.start_with(ROAD) == 0
     finally:
         container.run("rm", "-f", "/etc/nv_tegra_release")
+        container.do("systemctl", "daemon-reload")
+
+
+def test_a_jetson_whose_driver_comes_late_says_so_and_starts_anew_when_it_is_there(
+    unit: Unit,
+) -> None:
+    """No board: a release file makes this machine a Jetson, a plain file its driver; `udevadm` is a
+    stand-in."""
+    container = unit.container
+    container.write("/etc/nv_tegra_release", "# R36 (release), REVISION: 4.3, GCID: 1\n")
+    container.write("/usr/bin/udevadm", UDEVADM)
+    container.do("chmod", "755", "/usr/bin/udevadm")
+    try:
+        container.do("systemctl", "daemon-reload")
+        container.do("systemctl", "start", "edge-server-drivers")
+        drivers = Unit(container, "edge-server-drivers")
+        assert "stand-in: settle --timeout=30" in [text for _, text in drivers.journal()]
+        assert "edge-server-drivers.service" in unit["After"]
+        assert "nv-load-display-modules.service" in drivers["After"]
+        # Files of the list that this machine does not have are skipped.
+        assert unit.start_with(ROAD) == 0
+        said = " ".join(text for _, text in unit.journal())
+        assert "on a Jetson KIND_AUTO is KIND_GPU" in said
+        assert unit["StatusText"].endswith("; no_gpu")
+        before = unit["MainPID"]
+        container.do("touch", "/dev/nvmap")
+        wait_until(lambda: unit.restarted(before))
+        said = " ".join(text for _, text in unit.journal())
+        assert "the GPU has come: /dev/nvmap came after this process" in said
+    finally:
+        container.run("rm", "-f", "/etc/nv_tegra_release", "/dev/nvmap", "/usr/bin/udevadm")
         container.do("systemctl", "daemon-reload")
 
 

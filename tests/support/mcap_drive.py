@@ -95,7 +95,6 @@ class Drive:
             self.now_ns,
             EPOCH_NS + moment_ns,
             jpeg=data,
-            calibration_id=id_,
         )
         points = np.array([[100 + self.count % 7, 180], [120, 90]], np.float32)
         lanes = LaneFrame(

@@ -25,6 +25,7 @@ from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
 from edge_server.board.watch import (
     CLOCK_UNSYNCHRONIZED,
     HTTP_CLOSED,
+    NO_GPU,
     NOT_RECORDED,
     REASONS,
     ClockState,
@@ -51,7 +52,7 @@ def _board(sources: Sources) -> Iterator[Metric]:
         return
     report = sources.board.report
     now = {reason.code for reason in report.reasons}
-    words = (*REASONS, NOT_RECORDED, HTTP_CLOSED, CLOCK_UNSYNCHRONIZED)
+    words = (*REASONS, NO_GPU, NOT_RECORDED, HTTP_CLOSED, CLOCK_UNSYNCHRONIZED)
     yield from many("edge_board_condition", {word: word in now for word in words})
     states = {state.value: report.clock is state for state in ClockState}
     yield from many("edge_board_clock_state", states)

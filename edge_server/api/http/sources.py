@@ -128,10 +128,20 @@ class LaneLatency:
         camera, latency_us, lanes = lane_frame.camera, lane_frame.latency_us, lane_frame.lanes
         if 1e3 * age_s <= lane_frame.max_age_ms:
             self._valid_ns[camera] = now_ns
-        self._newest[camera] = len(lanes), max((lane.score for lane in lanes), default=0.0)
-        for stage in ("queue", "preprocess", "infer", "postprocess"):
-            self._stages.observe((camera, stage), getattr(latency_us, stage) / 1e6)
-        self._end_to_end.observe((camera,), age_s)
+        self._newest[camera] = len(lanes), max([lane.score for lane in lanes], default=0.0)
+        self._stages.observe_all(
+            {
+                (camera, "queue"): latency_us.queue / 1e6,
+                (camera, "preprocess"): latency_us.preprocess / 1e6,
+                (camera, "infer"): latency_us.infer / 1e6,
+                (camera, "postprocess"): latency_us.postprocess / 1e6,
+            }
+        )
+        self._end_to_end.observe_all({(camera,): age_s})
+
+    def frames(self) -> int:
+        """Return how many frames of the present cameras have had lanes."""
+        return sum(each.at_most[-1] for each in self.end_to_end().values())
 
     def stages(self) -> Mapping[tuple[str, ...], Distribution]:
         """Return (camera, stage) → latency distribution."""

@@ -50,7 +50,11 @@ from edge_server.backends.contract import (
     Phases,
     on_host,
 )
-from edge_server.backends.vision.image_preprocess_config import Preprocessing, check_config
+from edge_server.backends.vision.image_preprocess_config import (
+    SIZES_KEPT,
+    Preprocessing,
+    check_config,
+)
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
 from edge_server.gpu.memory import BufferPool, CudaArray, DeviceMemory, MappedMemory, pinned_array
@@ -64,7 +68,7 @@ from edge_server.gpu.preprocess_kernel import (
     kernel_name,
 )
 from edge_server.gpu.stream import GpuEvent, Module, Stream
-from edge_server.pixels import PixelFormat
+from edge_server.pixels import Image, PixelFormat
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
@@ -148,8 +152,9 @@ class CpuPreprocess(Instance):
             shape = (frames.frame_count, *wanted.planes.shape)
             planes = np.empty(shape, wanted.planes.datatype.numpy)
             for pixels, out in zip(images if wanted.batched else [images], planes, strict=True):
-                image, region = frames.image(pixels), wanted.region(frames)
-                scale_frame(image, wanted.scale, out, wanted.undistortion, region)
+                packed = pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
+                image = Image.of_packed(frames.pixel_format, packed, frames.colour)
+                scale_frame(image, wanted.scale, out, wanted.undistortion, frames.region)
             made[wanted.planes.name] = Tensor(planes if wanted.batched else planes[0])
         if wanted.size is not None and wanted.size in outputs:
             made[wanted.size] = wanted.size_tensor(frames)
@@ -159,8 +164,6 @@ class CpuPreprocess(Instance):
 # An upper bound: more full batches than the data plane admits at once. Arrays that callers never
 # release thus end in an error that names the instance, not in a full device.
 OUTPUTS_ALIVE = 32
-# Geometry of this many kinds of frames is cached, for cameras that share an instance.
-SIZES_KEPT = 16
 # One slot to fill, one that a kernel reads, and a spare for a GPU busy with other work.
 SLOTS = 3
 
@@ -337,7 +340,7 @@ def _geometry(
         half=wanted.planes.datatype is DataType.FP16,
         colour=frames.colour,
         # The map already includes the crop.
-        region=wanted.region(frames) if undistortion is None else None,
+        region=frames.region if undistortion is None else None,
         undistortion=undistortion,
     )
 

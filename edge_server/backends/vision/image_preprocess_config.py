@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,11 +15,11 @@ from edge_server.backends.contract import BackendParameters, check_parameters, p
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.gpu.preprocess_kernel import MAX_SIDE_PX, size_fault
-from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, Image, PixelFormat
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, PixelFormat
 from edge_server.tensors import DataType, Tensor, TensorSpec, element_count, shape_text
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Callable
 
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
@@ -32,22 +33,27 @@ ANY = "any"
 _CHANNELS = {PixelFormat.BGR: 3, PixelFormat.YUY2: 2}
 _BY_CHANNELS = {3: PixelFormat.BGR, 2: PixelFormat.YUY2, 1: PixelFormat.GREY}
 
+# The parameters of a request that describe its frames.
+_OF_FRAMES = ("pixel_format", "color_matrix", "color_range")
+# Of so many kinds of frames what follows from them is kept, for cameras that share an instance.
+SIZES_KEPT = 16
+
 _Choice = TypeVar("_Choice", bound=Enum)
 
 
 class RequestFrames(NamedTuple):
-    """The frames of one request, all alike; their size is in px, whatever the array's shape."""
+    """The frames of one request, all alike; their size is in px, whatever the array's shape.
+
+    Attributes:
+        region: the part of each frame that is resized; None is not known yet.
+    """
 
     frame_count: int
     pixel_format: PixelFormat
     colour: Colour
     height: int
     width: int
-
-    def image(self, pixels: NDArray[np.uint8]) -> Image:
-        return Image.of_packed(
-            self.pixel_format, pixels if pixels.ndim == 3 else pixels[..., None], self.colour
-        )
+    region: CropRegion | None = None
 
 
 def frames_of_request(
@@ -239,12 +245,21 @@ class Preprocessing:
 
     def frames_of(self, shape: tuple[int, ...], parameters: Parameters) -> RequestFrames:
         """Return the frames of a request whose input has that shape."""
+        described = [(name, parameters[name]) for name in _OF_FRAMES if name in parameters]
+        return self._known_frames(shape, *described)
+
+    @cached_property
+    def _known_frames(self) -> Callable[..., RequestFrames]:
+        # A camera's frames are all alike.
+        return lru_cache(SIZES_KEPT)(self._frames)
+
+    def _frames(self, shape: tuple[int, ...], *described: tuple[str, str]) -> RequestFrames:
         if 0 in shape:
             raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)} is empty")
         count, dims = (shape[0], shape[1:]) if self.batched else (1, shape)
         try:
             frames = frames_of_request(
-                dims, parameters, self.frame.pixel_format, self.frame.colour, count
+                dims, dict(described), self.frame.pixel_format, self.frame.colour, count
             )
         except ValueError as error:
             raise InvalidRequest(
@@ -253,13 +268,12 @@ class Preprocessing:
         fault = self._size_fault(frames)
         if fault:
             raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)}; {fault}")
-        return frames
-
-    def region(self, frames: RequestFrames) -> CropRegion:
-        return self.frame.crop or CropRegion(0, 0, frames.width, frames.height)
+        region = self.frame.crop or CropRegion(0, 0, frames.width, frames.height)
+        return frames._replace(region=region)
 
     def size_tensor(self, frames: RequestFrames) -> Tensor:
-        region = self.region(frames)
+        region = frames.region
+        assert region is not None  # noqa: S101 - of `frames_of`
         sizes = np.full((frames.frame_count, 2), (region.height, region.width), np.int32)
         return Tensor(sizes if self.batched else sizes[0])
 

@@ -125,7 +125,7 @@ class FrameMessages:
             ("camera", camera),
             ("width", str(width)),
             ("height", str(height)),
-            *self._calibration_of(camera, frame),
+            *self._calibration_of(camera, lane_frame.calibration_id),
         )
         drawn = _annotations(lane_frame, stamp, size_of_jpeg(jpeg)[0] / width)
         message(ANNOTATIONS, drawn.SerializeToString(), drawn.DESCRIPTOR.full_name)
@@ -137,8 +137,7 @@ class FrameMessages:
         topic = Topic(EVENTS, made.DESCRIPTOR.full_name)
         return RecordedMessage(topic, epoch_ns, event.epoch_ns, made.SerializeToString())
 
-    def _calibration_of(self, camera: str, frame: Frame) -> tuple[tuple[str, str], ...]:
-        id_ = frame.calibration_id
+    def _calibration_of(self, camera: str, id_: str) -> tuple[tuple[str, str], ...]:
         if not id_:
             return ()
         if id_ not in self._texts:

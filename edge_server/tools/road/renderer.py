@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import lru_cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -164,11 +166,7 @@ def draw_roadside(
     """Draw barriers along the pavement's edges and trees behind them, far ones first."""
     place = scene.roadside
     if place.tree_spacing_m:
-        ahead = marks_ahead(view, 0.0, place.tree_spacing_m, distance_m, TREE_VIEW_M)
-        for tree_m in ahead[::-1]:
-            if view.z_m[0] < tree_m < view.z_m[-1]:
-                number = round(float(tree_m + distance_m) / place.tree_spacing_m)
-                _draw_tree(image, view, scene, tree_m, number)
+        _draw_trees(image, view, place, distance_m)
     edges_m = place.edge_left_m - 0.3, place.edge_right_m + 0.3
     for edge_m, height_m in zip(edges_m, place.barrier_height_m, strict=True):
         if height_m:
@@ -202,29 +200,54 @@ def _draw_rail(
         fill_polygons(image, [np.concatenate((below, above[::-1]))], scaled(colour, tone))
 
 
-def _draw_tree(
-    image: NDArray[np.uint8], view: View, scene: RoadScene, tree_m: float, number: int
-) -> None:
-    """Draw a trunk and three crowns; the tree's number fixes side, size and colour in every
-    frame."""
-    rng = np.random.default_rng(abs(number))
-    place = scene.roadside
+class Tree(NamedTuple):
+    """A trunk and crowns, the same in every frame.
+
+    Attributes:
+        side: 1 to the right of the road, -1 to its left.
+        beside_m: from the pavement's edge.
+        crowns: of each, how far aside and above in heights of the tree, its radius, and its tone.
+    """
+
+    side: int
+    beside_m: float
+    height_m: float
+    green: NDArray[np.float64]
+    crowns: tuple[tuple[float, float, float, float], ...]
+
+
+@lru_cache(maxsize=1024)
+def _tree(number: int) -> Tree:
+    rng = np.random.default_rng(number)
     side = 1 if rng.random() < 0.5 else -1
-    edge_m = place.edge_right_m if side > 0 else place.edge_left_m
-    offset_m = edge_m + side * rng.uniform(5, 16)
-    size_m = rng.uniform(2.5, 6.0)
-    metre_px = view.scale_px / tree_m
-    foot = view.project(offset_m, np.array((tree_m,)))[0]
-    if abs(foot[0] - view.width / 2) > 0.5 * view.width + 2 * size_m * metre_px:
-        return
-    trunk = np.array(((-0.15, 0), (0.15, 0), (0.15, -size_m), (-0.15, -size_m)))
-    fill_polygons(image, [foot + trunk * metre_px], (45.0, 60.0, 75.0))
+    beside_m, height_m = rng.uniform(5, 16), rng.uniform(2.5, 6.0)
     green = rng.uniform(0.7, 1.1) * np.array((45.0, 85.0, 62.0))
-    for tone in (0.75, 0.9, 1.05):
-        aside, above = rng.uniform(-0.3, 0.3), rng.uniform(0.8, 1.3)
-        x, y = foot + metre_px * size_m * np.array((aside, -above))
-        radius = max(int(metre_px * size_m * rng.uniform(0.3, 0.5)), 1)
-        cv2.circle(image, (int(x), int(y)), radius, tuple(green * tone), -1, cv2.LINE_AA)
+    crowns = tuple(
+        (rng.uniform(-0.3, 0.3), rng.uniform(0.8, 1.3), rng.uniform(0.3, 0.5), tone)
+        for tone in (0.75, 0.9, 1.05)
+    )
+    return Tree(side, beside_m, height_m, green, crowns)
+
+
+def _draw_trees(image: NDArray[np.uint8], view: View, place: Roadside, distance_m: float) -> None:
+    ahead_m = marks_ahead(view, 0.0, place.tree_spacing_m, distance_m, TREE_VIEW_M)[::-1]
+    ahead_m = ahead_m[(view.z_m[0] < ahead_m) & (ahead_m < view.z_m[-1])]
+    numbers = [round(each / place.tree_spacing_m) for each in (ahead_m + distance_m).tolist()]
+    trees = [_tree(abs(number)) for number in numbers]
+    edges_m = {1: place.edge_right_m, -1: place.edge_left_m}
+    offsets_m = np.array([edges_m[tree.side] + tree.side * tree.beside_m for tree in trees])
+    feet = view.project(offsets_m, ahead_m)
+    for tree, tree_m, foot in zip(trees, ahead_m, feet, strict=True):
+        metre_px, height_m = view.scale_px / tree_m, tree.height_m
+        if abs(foot[0] - view.width / 2) > 0.5 * view.width + 2 * height_m * metre_px:
+            continue
+        trunk = np.array(((-0.15, 0), (0.15, 0), (0.15, -height_m), (-0.15, -height_m)))
+        fill_polygons(image, [foot + trunk * metre_px], (45.0, 60.0, 75.0))
+        for aside, above, share, tone in tree.crowns:
+            x, y = foot + metre_px * height_m * np.array((aside, -above))
+            radius = max(int(metre_px * height_m * share), 1)
+            colour = tuple(tree.green * tone)
+            cv2.circle(image, (int(x), int(y)), radius, colour, -1, cv2.LINE_AA)
 
 
 def draw_vehicle(
@@ -238,30 +261,32 @@ def draw_vehicle(
     half_m = vehicle.width_m / 2
     left_m, right_m = vehicle.lane_m - half_m, vehicle.lane_m + half_m
     body = np.array(vehicle.colour)
-
-    def face(z_m: float, a_m: float, b_m: float, low: float, high: float) -> NDArray[np.float64]:
-        """Return an upright rectangle, from `low` to `high` of the vehicle's height."""
-        at = np.array((z_m, z_m))
-        bottom = view.project(np.array((a_m, b_m)), at, low * vehicle.height_m)
-        top = view.project(np.array((b_m, a_m)), at, high * vehicle.height_m)
-        return np.concatenate((bottom, top))
-
-    def fill(outline: NDArray[np.float64], colour: NDArray[np.float64]) -> None:
-        fill_polygons(image, [outline], tuple(np.clip(colour, 0, 255)))
-
     ends = np.array((rear_m - 0.3, front_m))
-    fill(view.strip(left_m - 0.25, right_m + 0.25, ends), np.array((28.0, 28.0, 30.0)))
+    fill_polygons(image, [view.strip(left_m - 0.25, right_m + 0.25, ends)], (28.0, 28.0, 30.0))
     [[middle_px, _]] = view.project(vehicle.lane_m, np.array((rear_m,)))
     side_m = right_m if middle_px < view.width / 2 else left_m
-    near = face(rear_m, side_m, side_m, 0.12, 0.95)
-    far = face(front_m, side_m, side_m, 0.12, 0.85)
-    fill(np.stack((near[0], far[0], far[2], near[2])), 0.65 * body)
-    fill(face(rear_m, left_m + 0.05, right_m - 0.05, 0.0, 0.2), np.array((18.0, 18.0, 18.0)))
-    fill(face(rear_m, left_m, right_m, 0.13, 0.62), body)
-    fill(face(rear_m, left_m + 0.12, right_m - 0.12, 0.6, 1.0), 0.92 * body)
-    fill(face(rear_m, left_m + 0.25, right_m - 0.25, 0.64, 0.93), np.array((60.0, 52.0, 46.0)))
-    for lamp_m in (left_m + 0.05, right_m - 0.3):
-        fill(face(rear_m, lamp_m, lamp_m + 0.25, 0.42, 0.55), np.array((40.0, 40.0, 190.0)))
+    # Upright rectangles: from left to right, from and up to these parts of the vehicle's height.
+    faces = np.array(
+        (
+            (left_m + 0.05, right_m - 0.05, 0.0, 0.2),
+            (left_m, right_m, 0.13, 0.62),
+            (left_m + 0.12, right_m - 0.12, 0.6, 1.0),
+            (left_m + 0.25, right_m - 0.25, 0.64, 0.93),
+            (left_m + 0.05, left_m + 0.05 + 0.25, 0.42, 0.55),
+            (right_m - 0.3, right_m - 0.3 + 0.25, 0.42, 0.55),
+            (side_m, side_m, 0.12, 0.95),
+            (side_m, side_m, 0.12, 0.85),
+        )
+    )
+    at_m = np.full((len(faces), 4), rear_m)
+    at_m[-1] = front_m
+    up_m = faces[:, (2, 2, 3, 3)] * vehicle.height_m
+    *front, near, far = view.project(faces[:, (0, 1, 1, 0)], at_m, up_m)
+    outlines = [np.stack((near[0], far[0], far[2], near[2])), *front]
+    lamp = np.array((40.0, 40.0, 190.0))
+    colours = [0.65 * body, np.full(3, 18.0), body, 0.92 * body, np.array((60.0, 52.0, 46.0))]
+    for outline, colour in zip(outlines, (*colours, lamp, lamp), strict=True):
+        fill_polygons(image, [outline], tuple(np.clip(colour, 0, 255)))
 
 
 DEFAULT_FPS = 30.0
@@ -308,7 +333,9 @@ def synthetic_road(
         drive = Drive(scene, manoeuvres=manoeuvres)
         for number in range(frames) if frames else itertools.count():
             time_s = number * step_s
-            yield render(scene, drive.distance_m(time_s), width, height, drive.pose(time_s))[0]
+            distance_m, pose = drive.distance_m(time_s), drive.pose(time_s)
+            view = look(scene.camera, scene.course, distance_m, width, height, pose=pose)
+            yield draw(view, scene, distance_m)
 
     return Recording(images(), rate, lockstep=fps == 0)
 
@@ -338,6 +365,12 @@ def render(
             right of the image.
     """
     view = look(scene.camera, scene.course, distance_m, width, height, pose=pose)
+    image = draw(view, scene, distance_m)
+    return image, lane_labels(view, scene.lines, scene.branches, distance_m)
+
+
+def draw(view: View, scene: RoadScene, distance_m: float) -> NDArray[np.uint8]:
+    """Return the image of `render`, (height, width, 3) uint8 BGR, of a view of its scene."""
     image = paint_backdrop(view, scene.roadside)
     paint_surfaces(image, view, scene)
     for line in scene.lines:
@@ -346,10 +379,9 @@ def render(
         paint_branch(image, view, scene, branch, distance_m)
     shade_ground(image, view, ground_texture(view, scene.roadside, distance_m))
     draw_roadside(image, view, scene, distance_m)
-    for vehicle in sorted(scene.vehicles, key=lambda vehicle: -vehicle.ahead_m):
+    for vehicle in sorted(scene.vehicles, key=attrgetter("ahead_m"), reverse=True):
         draw_vehicle(image, view, vehicle, distance_m)
-    image = expose(image, view, scene, distance_m)
-    return image, lane_labels(view, scene.lines, scene.branches, distance_m)
+    return expose(image, view, scene, distance_m)
 
 
 def horizon_row(view: View) -> int:
@@ -367,11 +399,12 @@ def paint_backdrop(view: View, roadside: Roadside) -> NDArray[np.uint8]:
 
 def spans(
     view: View, starts_m: NDArray[np.float64], length_m: float, reach_m: float
-) -> list[NDArray[np.float64]]:
-    """Return sample distances of the visible stretches, four per stretch."""
+) -> NDArray[np.float64]:
+    """Return sample distances of the visible stretches, (N, 4)."""
     begin = np.maximum(starts_m, view.z_m[0])
     end = np.minimum(starts_m + length_m, min(reach_m, view.z_m[-1]))
-    return [np.linspace(a, b, 4) for a, b in zip(begin, end, strict=True) if b - a > 0.02]
+    seen = end - begin > 0.02
+    return np.linspace(begin[seen], end[seen], 4, axis=-1)
 
 
 def paint_surfaces(image: NDArray[np.uint8], view: View, scene: RoadScene) -> None:
@@ -379,7 +412,8 @@ def paint_surfaces(image: NDArray[np.uint8], view: View, scene: RoadScene) -> No
     place = scene.roadside
     edges_m = place.edge_left_m, place.edge_right_m
     ground = int(np.floor(view.row_px[-1])) if view.bend is None else horizon_row(view)
-    image[ground:] = np.array(place.verge, np.uint8)
+    # By rows: numpy fills a picture pixel by pixel many times more slowly.
+    image[ground:] = np.tile(np.array(place.verge, np.uint8), (view.width, 1))
     fill_polygons(image, [view.strip(*edges_m, view.z_m)], place.shoulder)
     if scene.lines:
         outer_m = scene.lines[0].offset_m, scene.lines[-1].offset_m
@@ -389,24 +423,23 @@ def paint_surfaces(image: NDArray[np.uint8], view: View, scene: RoadScene) -> No
 def paint_line(image: NDArray[np.uint8], view: View, line: Line, distance_m: float) -> None:
     """Paint the strokes of one line."""
     if line.dash_m >= line.period_m:
-        stretches = [view.z_m]
+        stretches = view.z_m[None]
     else:
         reach_m = min(FARTHEST_DASH_M, 60.0 * line.period_m)
         starts_m = marks_ahead(view, line.phase_m, line.period_m, distance_m, reach_m)
         stretches = spans(view, starts_m, line.dash_m, reach_m)
-    if line.missing:
-        stretches = _what_is_left(view, line, stretches, distance_m)
     for stroke_m in line.strokes_m:
         left_m = line.offset_m + stroke_m - line.width_m / 2
-        fill_polygons(
-            image,
-            [view.strip(left_m, left_m + line.width_m, z_m) for z_m in stretches],
-            line.colour,
-        )
+        if line.missing:
+            left = _what_is_left(view, line, stretches, distance_m)
+            strips = [view.strip(left_m, left_m + line.width_m, z_m) for z_m in left]
+        else:
+            strips = list(view.strip(left_m, left_m + line.width_m, stretches))
+        fill_polygons(image, strips, line.colour)
 
 
 def _what_is_left(
-    view: View, line: Line, stretches: list[NDArray[np.float64]], distance_m: float
+    view: View, line: Line, stretches: NDArray[np.float64], distance_m: float
 ) -> list[NDArray[np.float64]]:
     """Return the stretches without the patches that are gone: small ones, and whole lengths."""
     left = []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -168,9 +168,13 @@ class View:
     bend: Bend | None = None
 
     def project(
-        self, offset_m: float | NDArray[np.float64], z_m: NDArray[np.float64], up_m: float = 0.0
+        self,
+        offset_m: float | NDArray[np.float64],
+        z_m: NDArray[np.float64],
+        up_m: float | NDArray[np.float64] = 0.0,
     ) -> NDArray[np.float64]:
-        """Return the pixels (..., 2) of points beside the lane's middle, `up_m` above the road."""
+        """Return the pixels (..., 2) of points beside the lane's middle, `up_m` above the road;
+        each argument may have a value for each point."""
         if self.bend is not None:
             return self._project_bend(self.bend, offset_m, z_m, up_m)
         zoom = self.scale_px / z_m
@@ -183,7 +187,7 @@ class View:
         bend: Bend,
         offset_m: float | NDArray[np.float64],
         z_m: NDArray[np.float64],
-        up_m: float,
+        up_m: float | NDArray[np.float64],
     ) -> NDArray[np.float64]:
         turn = np.interp(z_m, self.z_m, bend.turn_rad)
         ahead_m = np.interp(z_m, self.z_m, bend.ahead_m) - offset_m * np.sin(turn)
@@ -199,8 +203,9 @@ class View:
         right_m: float | NDArray[np.float64],
         z_m: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Return the outline (2N, 2) of a band of road."""
-        return np.concatenate((self.project(left_m, z_m), self.project(right_m, z_m)[::-1]))
+        """Return the outlines (..., 2N, 2) of bands of road; `z_m` is (..., N)."""
+        left, right = self.project(left_m, z_m), self.project(right_m, z_m)
+        return np.concatenate((left, right[..., ::-1, :]), axis=-2)
 
 
 def look(
@@ -221,23 +226,33 @@ def look(
     scale_px = camera.focal * width
     nearest_m = scale_px * camera.height_m / ((1.0 - camera.horizon) * height)
     z_m = np.geomspace(0.85 * nearest_m, FARTHEST_M, PROFILE_POINTS)
-    wave = 2 * np.pi * (distance_m + z_m) / course.curvature_wavelength_m + course.curvature_phase
-    curvature = course.curvature_per_m * np.sin(wave)
     if course.tight:
         z_m = np.concatenate((np.linspace(0.1, 0.99, 12) * z_m[0], z_m))
-        return _look_round(camera, course, distance_m, _Picture(width, height, z_m, pose))
     step = np.diff(z_m, prepend=0.0)
-    heading = course.heading_rad + pose.heading_rad + np.cumsum(curvature * step)
+    wave = 2 * np.pi * (distance_m + z_m) / course.curvature_wavelength_m + course.curvature_phase
+    turned = course.curvature_per_m * np.sin(wave) * step
+    turn = course.heading_rad + pose.heading_rad + np.cumsum(turned)
     sway = course.sway_m * np.sin(2 * np.pi * distance_m / course.sway_wavelength_m)
-    centre_m = np.cumsum(heading * step) - sway + pose.left_m
-    row_px = camera.horizon * height + scale_px * (
-        camera.height_m / z_m - _rise(course, distance_m, z_m) - pose.pitch_rad
-    )
-    # Beyond a crest the ground's rows descend in the image again: hidden.
-    visible = np.append(True, np.cumprod(np.diff(row_px) < 0).astype(bool))
+    rise = _rise(course, distance_m, z_m)
     horizon_px = camera.horizon * height - scale_px * pose.pitch_rad
-    road = z_m[visible], centre_m[visible], row_px[visible]
-    return View(*road, scale_px, width, height, horizon_px)
+    if course.tight:
+        halfway = turn - 0.5 * turned
+        aside_m = np.cumsum(np.sin(halfway) * step)
+        ahead_m = np.cumsum(np.cos(halfway) * step)
+        below_m = camera.height_m - rise * z_m
+        row_px = horizon_px + scale_px * below_m / ahead_m
+        shown = (np.diff(row_px) < 0) & (np.abs(turn[1:]) < FARTHEST_TURN_RAD)
+    else:
+        aside_m = np.cumsum(turn * step)
+        row_px = camera.horizon * height + scale_px * (
+            camera.height_m / z_m - rise - pose.pitch_rad
+        )
+        shown = np.diff(row_px) < 0
+    # Beyond a crest the ground's rows descend in the image again: hidden, as is what turns away.
+    visible = np.append(True, np.cumprod(shown).astype(bool))
+    bend = Bend(ahead_m[visible], turn[visible], below_m[visible]) if course.tight else None
+    road = z_m[visible], (aside_m - sway + pose.left_m)[visible], row_px[visible]
+    return View(*road, scale_px, width, height, horizon_px, bend)
 
 
 def _rise(course: Course, distance_m: float, z_m: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -250,39 +265,8 @@ def _rise(course: Course, distance_m: float, z_m: NDArray[np.float64]) -> NDArra
     return np.asarray(np.cumsum(slope * step) / z_m)
 
 
-class _Picture(NamedTuple):
-    width: int
-    height: int
-    z_m: NDArray[np.float64]
-    pose: Pose
-
-
-def _look_round(
-    camera: PinholeCamera, course: Course, distance_m: float, picture: _Picture
-) -> View:
-    """Project a road with tight bends, up to where it turns away."""
-    width, height, z_m, pose = picture
-    scale_px = camera.focal * width
-    step = np.diff(z_m, prepend=0.0)
-    wave = 2 * np.pi * (distance_m + z_m) / course.curvature_wavelength_m + course.curvature_phase
-    turned = course.curvature_per_m * np.sin(wave) * step
-    turn = course.heading_rad + pose.heading_rad + np.cumsum(turned)
-    halfway = turn - 0.5 * turned
-    sway = course.sway_m * np.sin(2 * np.pi * distance_m / course.sway_wavelength_m)
-    aside_m = np.cumsum(np.sin(halfway) * step) - sway + pose.left_m
-    ahead_m = np.cumsum(np.cos(halfway) * step)
-    below_m = camera.height_m - _rise(course, distance_m, z_m) * z_m
-    horizon_px = camera.horizon * height - scale_px * pose.pitch_rad
-    row_px = horizon_px + scale_px * below_m / ahead_m
-    visible = np.append(True, (np.diff(row_px) < 0) & (np.abs(turn[1:]) < FARTHEST_TURN_RAD))
-    visible = np.cumprod(visible).astype(bool)
-    bend = Bend(ahead_m[visible], turn[visible], below_m[visible])
-    road = z_m[visible], aside_m[visible], row_px[visible]
-    return View(*road, scale_px, width, height, horizon_px, bend)
-
-
 def fill_polygons(
-    image: NDArray[np.uint8], outlines: list[NDArray[np.float64]], colour: Colour
+    image: NDArray[np.uint8], outlines: Iterable[NDArray[np.float64]], colour: Colour
 ) -> None:
     """Fill anti-aliased polygons given in pixels."""
     clipped = [np.clip(outline, -COORDINATE_LIMIT_PX, COORDINATE_LIMIT_PX) for outline in outlines]

@@ -262,6 +262,27 @@ def test_without_a_gpu_each_wish_says_why(simulated_gpu: SimulatedGpu) -> None:
     devices.close()
 
 
+@pytest.mark.parametrize("how", ["driver", "file"])
+def test_a_gpu_that_comes_late_asks_for_a_new_process(
+    simulated_gpu: SimulatedGpu, how: str
+) -> None:
+    simulated_gpu.set("init=100")
+    files = ["/dev/nvmap"]
+    devices = Devices(lambda: files, look_s=0.0)
+    assert devices.awaited
+    devices.check()
+    if how == "file":
+        files.append("/dev/nvgpu/igpu0/ctrl")
+        words = "/dev/nvgpu/igpu0/ctrl came after this process"
+    else:
+        simulated_gpu.reset()
+        words = "its driver works"
+    with pytest.raises(DeviceLost, match=f"the GPU has come: {words}: the process must start anew"):
+        devices.check()
+    # Only of a machine that is built for its GPU.
+    assert not Devices().awaited
+
+
 def test_whichever_thread_meets_a_lost_gpu_all_hear_of_it(simulated_gpu: SimulatedGpu) -> None:
     devices = Devices()
     device = devices.gpu()

@@ -48,7 +48,7 @@ class Sources(RuleBasedStateMachine):
         number = self.rig.camera.captured
         frame = Frame(0, TORN if torn else WHOLE, capture_ns, capture_ns, clock)  # type: ignore[arg-type]  # one of the sampled
         reader.reads(frame)
-        newest = self.rig.camera._newest
+        newest = self.rig.camera.newest
         if newest is not None and newest.id == number:
             assert was_read
             assert not torn
@@ -62,7 +62,7 @@ class Sources(RuleBasedStateMachine):
         number, before = self.rig.camera.captured, self.rig.camera.status
         self.rig.frame(WHOLE)
         if before.state is CameraState.LIVE and not reader.leaving:
-            newest = self.rig.camera._newest
+            newest = self.rig.camera.newest
             assert newest is not None
             assert newest.id == number
 
@@ -92,7 +92,7 @@ class Sources(RuleBasedStateMachine):
     @invariant()
     def every_frame_is_taken_dropped_or_waits(self) -> None:
         camera = self.rig.camera
-        waits = camera._newest is not None
+        waits = camera.newest is not None
         assert len(self.taken) + camera.dropped + waits == camera.captured
         assert self.taken == sorted(set(self.taken))
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pytest
 
-from edge_server.cameras.live_source import LiveSource, Picture, StallWatch, StreamEnded
+from edge_server.cameras.frame import StallWatch
+from edge_server.cameras.live_source import LiveSource, Picture, StreamEnded
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edge_server.api.http.sources import LaneLatency
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import LaneRate, StatusLine
 from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState
@@ -31,7 +32,7 @@ def line(
 ) -> StatusLine:
     data_plane: Any = SimpleNamespace(index=lambda *, only_ready: entries)
     publisher: Any = SimpleNamespace(state=broker)
-    return StatusLine(data_plane, pipelines, publisher, rate or LaneRate(), reload)
+    return StatusLine(data_plane, pipelines, publisher, rate or LaneRate(lambda: 0), reload)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +64,11 @@ def test_models_that_failed_are_named_and_unloaded_ones_are_not() -> None:
 
 
 def test_the_rate_is_measured_over_ten_seconds_and_stays_while_it_differs_little() -> None:
-    rate = LaneRate()
-    shown = line(loop("a", LIVE), rate=rate)
+    counted = [0]
+    shown = line(loop("a", LIVE), rate=LaneRate(lambda: sum(counted)))
 
     def ten_seconds(frames: int, since: float) -> str:
-        for number in range(frames):
-            rate(LaneFrame("a", number, 0, 0, 0, 1, 1, "m"), None)
+        counted.append(frames)
         return shown.text(since + 10)
 
     assert "lanes/s" not in shown.text(100.0)
@@ -77,13 +77,18 @@ def test_the_rate_is_measured_over_ten_seconds_and_stays_while_it_differs_little
     assert ten_seconds(48, 120.0).endswith(", 4.8 lanes/s")
     assert ten_seconds(0, 130.0).endswith(", 0.0 lanes/s")
     assert ten_seconds(1, 140.0).endswith(", 0.1 lanes/s")
+    counted.clear()  # the camera was removed
+    assert ten_seconds(0, 150.0).endswith(", 0.0 lanes/s")
 
 
-def test_frames_without_lanes_count_for_nothing() -> None:
-    rate = LaneRate()
-    assert rate.shown_hz(0.0) is None
-    rate(LaneFrame("a", 1, 0, 0, 0, 1, 1, "m", failure="no model"), None)
-    assert rate.shown_hz(10.0) == 0.0
+def test_only_frames_with_lanes_are_counted() -> None:
+    latency = LaneLatency()
+    latency(LaneFrame("a", 1, 0, 0, 0, 1, 1, "m"), None)
+    latency(LaneFrame("a", 2, 0, 0, 0, 1, 1, "m", failure="no model"), None)
+    latency(LaneFrame("b", 1, 0, 0, 0, 1, 1, "m"), None)
+    assert latency.frames() == 2
+    latency.forget("a")
+    assert latency.frames() == 1
 
 
 def test_what_became_of_the_last_reload_is_part_of_it() -> None:

@@ -41,7 +41,7 @@ class Daemon:
             SimpleNamespace(camera=self.camera, failure="", fault=("", ""), calibration=None)
         ]
         data_plane: Any = SimpleNamespace(index=lambda *, only_ready: list(self.entries))
-        board: Any = SimpleNamespace(check=lambda: None, report=DeviceReport())
+        board: Any = SimpleNamespace(check=lambda: None, latest=DeviceReport())
         line: Any = SimpleNamespace(text=lambda _now: "line")
         publisher: Any = self.publisher
         control: Any = None

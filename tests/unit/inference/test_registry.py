@@ -10,6 +10,7 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
@@ -183,7 +184,7 @@ def test_one_that_does_not_close_holds_up_nobody_for_longer_than_is_said() -> No
     registry, other = ModelRegistry(), CountsCloses()
     registry.replace("m", [ready(Hangs()), ready(other, version=2)])
     assert not registry.clear(0.05)
-    assert other.closed == 1
+    wait_until(lambda: other.closed == 1)
     let_go.set()
     assert registry.wait_closed(TIMEOUT_S)
 

@@ -8,10 +8,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import USUAL_COMPLETION, Completion
 from edge_server.model_config.files import ModelFiles
+from edge_server.model_config.validation import validate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +140,27 @@ def test_of_a_framework_that_pip_installs_only_pytorchs_has_a_gpu_on_a_board(
 ) -> None:
     (group,) = completed(tmp_path, text, completion=Completion(gpus=1)).instance_group
     assert pb.ModelInstanceGroup.Kind.Name(group.kind) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('backend: "image_preprocess"', "KIND_GPU"),
+        ('backend: "image_preprocess" instance_group { kind: KIND_CPU }', "KIND_CPU"),
+        ('backend: "onnxruntime"', "KIND_CPU"),  # which runs there by default
+    ],
+)
+def test_a_jetson_without_a_driver_has_a_gpu_all_the_same(
+    tmp_path: Path, text: str, kind: str
+) -> None:
+    jetson = Completion(jetson=True, no_gpu="cuInit returns 100")
+    message = completed(tmp_path, text, completion=jetson)
+    (group,) = message.instance_group
+    assert (pb.ModelInstanceGroup.Kind.Name(group.kind), list(group.gpus)) == (kind, [])
+    if kind == "KIND_GPU":
+        files = ModelFiles("m", tmp_path, {1: tmp_path / "1"})
+        with pytest.raises(ModelLoadError, match="cuInit returns 100; on a Jetson KIND_AUTO is"):
+            validate(message, files, frozenset({"image_preprocess"}), jetson)
 
 
 def test_a_name_may_end_in_its_backend(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.errors import DeadlineExceeded
+from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import LaneModel, NoLanes
 from edge_server.tensors import Tensor
 from tests.unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def asked(model: GivenLanes, dims: str = "[-1, -1, 3]") -> LaneModel:
-    return LaneModel(data_plane(model, dims=dims), "lane_detection", UsefulSize(), lambda _: None)
+    return LaneModel(data_plane(model, dims=dims), "lane_detection", UsefulSize(), FairShares())
 
 
 def test_lanes_of_an_image_that_the_decoder_made_smaller_are_in_px_of_the_cameras_picture() -> None:
@@ -31,7 +32,7 @@ def test_lanes_of_an_image_that_the_decoder_made_smaller_are_in_px_of_the_camera
 
 def test_a_camera_keeps_the_size_of_its_model_where_another_one_was_only_tried() -> None:
     useful = UsefulSize()
-    model = LaneModel(data_plane(GivenLanes()), "lane_detection", useful, lambda _: None)
+    model = LaneModel(data_plane(GivenLanes()), "lane_detection", useful, FairShares())
     model.detect(frame(0))
     useful.size = (8, 8)
     model.detect(frame(1))

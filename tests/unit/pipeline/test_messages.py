@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 import edge_server
+from edge_server.board import watch
 from edge_server.board.identity import Identity
 from edge_server.cameras.calibration import Calibration
 from edge_server.cameras.status import UNUSABLE
@@ -39,16 +40,10 @@ def test_a_calibration_keeps_every_number() -> None:
 def words() -> set[str]:
     """Return every reason that is written down in the package."""
     found = {*UNUSABLE, *get_args(DepartureSide), *get_args(DepartureCause)}
-    found |= {
-        "loading_gstreamer",
-        "lane_not_finite",
-        "dark",
-        "blurred",
-        "degraded",
-        "ended",
-        "starting",
-        "rolled_back",
-    }
+    found |= {*watch.REASONS, watch.NO_GPU, watch.NOT_RECORDED, watch.HTTP_CLOSED}
+    found |= {watch.CLOCK_UNSYNCHRONIZED, "model_failed", "too_old", "age", "lane_not_finite"}
+    found |= {"loading_gstreamer", "dark", "blurred", "degraded", "ended", "starting"}
+    found |= {"rolled_back", "swapped", "removed"}
     for file in Path(edge_server.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(call, ast.Call):

@@ -55,6 +55,10 @@ class OneCamera:
     def wait_for_frame(self, timeout_s: float) -> bool:
         return bool(self._frames)
 
+    @property
+    def newest(self) -> Frame | None:
+        return self._frames[0] if self._frames else None
+
     def next_frame(self, timeout_s: float) -> Frame | None:
         return self._frames.pop(0) if self._frames else None
 
@@ -86,7 +90,6 @@ def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
     assert (lane_frame.width, lane_frame.height) == (16, 9)
     assert (lane_frame.model_name, lane_frame.model_version) == ("lane_detection", "4")
     assert lane_frame.latency_us.queue >= 0
-    assert lane_frame.age_ns(captured.capture_mono_ns + 5) == 5
 
 
 def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:

@@ -252,7 +252,8 @@ def test_any_request_is_frames_or_a_clear_refusal(
     try:
         frames = frames_of_request(tuple(dims), parameters, only, Colour(), 1)
         if frames.width % 2 == 0 and frames.height % 2 == 0:
-            image = frames.image(np.zeros(dims, np.uint8))
+            pixels = np.zeros(dims, np.uint8)
+            image = Image.of_packed(frames.pixel_format, pixels, frames.colour)
             size, expected = (image.width, image.height), (frames.width, frames.height)
     except ValueError as error:
         said = str(error)

@@ -70,6 +70,7 @@ REASON_CODE_UNDERVOLTAGE: _lanes_pb2.ReasonCode
 REASON_CODE_CLOCK_UNSYNCHRONIZED: _lanes_pb2.ReasonCode
 REASON_CODE_NOT_RECORDED: _lanes_pb2.ReasonCode
 REASON_CODE_HTTP_CLOSED: _lanes_pb2.ReasonCode
+REASON_CODE_NO_GPU: _lanes_pb2.ReasonCode
 REASON_CODE_LEFT: _lanes_pb2.ReasonCode
 REASON_CODE_RIGHT: _lanes_pb2.ReasonCode
 REASON_CODE_RETURNED: _lanes_pb2.ReasonCode

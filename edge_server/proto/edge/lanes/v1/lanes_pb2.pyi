@@ -48,6 +48,7 @@ class ReasonCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_CODE_CLOCK_UNSYNCHRONIZED: _ClassVar[ReasonCode]
     REASON_CODE_NOT_RECORDED: _ClassVar[ReasonCode]
     REASON_CODE_HTTP_CLOSED: _ClassVar[ReasonCode]
+    REASON_CODE_NO_GPU: _ClassVar[ReasonCode]
     REASON_CODE_LEFT: _ClassVar[ReasonCode]
     REASON_CODE_RIGHT: _ClassVar[ReasonCode]
     REASON_CODE_RETURNED: _ClassVar[ReasonCode]
@@ -169,6 +170,7 @@ REASON_CODE_UNDERVOLTAGE: ReasonCode
 REASON_CODE_CLOCK_UNSYNCHRONIZED: ReasonCode
 REASON_CODE_NOT_RECORDED: ReasonCode
 REASON_CODE_HTTP_CLOSED: ReasonCode
+REASON_CODE_NO_GPU: ReasonCode
 REASON_CODE_LEFT: ReasonCode
 REASON_CODE_RIGHT: ReasonCode
 REASON_CODE_RETURNED: ReasonCode
