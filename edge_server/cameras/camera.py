@@ -448,7 +448,7 @@ class Camera:
                 reader.leave()
                 self._lose(reopen, now)
             elif fault is not None and (use or self.status.arriving):
-                frozen = fault.reason == "frozen"
+                frozen = fault.code == "frozen"
                 self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
             elif use:
                 form = frame.image.pixel_format, frame.size

@@ -20,8 +20,8 @@ from edge_server.pipeline.messages import calibration_message, event_message
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 
 _CODES = lanes_pb2.ReasonCode.DESCRIPTOR
-# What gives reasons their words: a keyword, or the first of the arguments of these.
-_FIRST = {"Reason", "PictureFault"}
+# What gives reasons their words: a keyword, or the first of the arguments of this.
+_FIRST = {"Reason"}
 
 
 def test_a_calibration_keeps_every_number() -> None:
