@@ -48,7 +48,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         [cameras.absent]  # which is an event
         uri = "/dev/video63"
         [cameras.clip]  # which ends
-        uri = "synthetic://road?seed=7&fps=10&frames=5"
+        uri = "synthetic://road?seed=7&fps=0&frames=5"
         """
     )
     process = Process(folder, f"--config={config}")
@@ -176,7 +176,7 @@ def test_a_subscriber_learns_that_a_recording_has_ended(
     ) as subscriber:
         start(
             f"--model-repository={ROOT / 'models'}",
-            "--camera=clip=synthetic://road?seed=7&fps=10&frames=5",
+            "--camera=clip=synthetic://road?seed=7&fps=0&frames=5",
             f"--mqtt={mosquitto.host}:{mosquitto.port}",
         )
         frames = (json.loads(line) for line in subscriber.stdout or ())
