@@ -255,7 +255,7 @@ def play_scene(scene: Scene) -> dict[str, Any]:
         spent_s += time.thread_time() - begin
         if fault is None:
             continue
-        expected = number >= scene.begins and fault.reason == scene.fault
+        expected = number >= scene.begins and fault.code == scene.fault
         if expected and detected_s is None:
             detected_s = (number - scene.begins) / FPS
         if not expected:
