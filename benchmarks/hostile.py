@@ -5,12 +5,21 @@
 One daemon with two rendered cameras at 10 frames a second serves gRPC, HTTP, its page and a broker.
 First come malformed messages over gRPC (a third), HTTP (a third), MQTT (a quarter) and WebSocket:
 valid ones that were cut, mixed and overwritten. Then each attack of `ATTACKS` in turn, until there
-were so many. The MQTT broker is part of the attack: a program of a hundred lines, not a real one.
+were so many, and each for ten seconds at least: a percentile of fewer lanes is their maximum. The
+MQTT broker is part of the attack: a program of a hundred lines, not a real one.
 
 Throughout, a process apart reads the lanes over the Unix socket, and asks there whether the server
 is live. Printed are the ends of the daemon, its memory above rest, the age of lanes when they
-arrive and the slowest answer. The exit code is 1 where the daemon ended, took more than a GB, let
-the age's 99th percentile reach 300 ms or answered later than within a second.
+arrive, the slowest answer, and how many cores the daemon and the clients used. The exit code is 1
+where the daemon ended, took more than a GB, let the age's 99th percentile reach 300 ms or answered
+later than within a second; also in a baseline, where the machine is too busy for a verdict.
+
+JSON that is malformed is answered 500, which is Triton's status for it. An error that the daemon
+did not foresee has a traceback in its log, and the exit code is 1 then, too.
+
+Hostile clients are other machines and have their own processors. Here they share the daemon's, so
+they run at the lowest priority (`--nice 0` takes that from them). Before them come two baselines:
+no clients at all, and clients that compute on every core at the same priority and never connect.
 """
 
 from __future__ import annotations
@@ -21,6 +30,7 @@ import gzip
 import json
 import os
 import random
+import resource
 import socket
 import statistics
 import struct
@@ -32,7 +42,8 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from multiprocessing import get_context
+from functools import partial
+from multiprocessing import Process, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +72,7 @@ OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
+LEAST_S = 10
 # A packet whose framing is wrong ends the connection: one in so many.
 BAD_FRAME_EVERY = 4000
 
@@ -365,20 +377,23 @@ def malformed_http(target: Target, chance: random.Random, count: int) -> Counter
     paths = ("/v2/models/FP32/infer",) * 5
     paths += ("/v2/models/UINT8/infer", "/v2/repository/index", "/v2", "/page/token", "/metrics")
 
-    def request() -> bytes:
+    def request() -> tuple[bytes, bool]:
+        """Return a request, and whether its head is whole: then the server reads all of it."""
         data = mutated(chance, body) if chance.random() < 0.8 else body
         head = (
             f"POST {chance.choice(paths)} HTTP/1.1\r\nHost: localhost\r\n"
             f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         ).encode()
-        return (mutated(chance, head) if chance.random() < 0.4 else head) + data
+        is_whole = chance.random() < 0.6
+        return (head if is_whole else mutated(chance, head)) + data, is_whole
 
-    def send(requests: list[bytes]) -> Counter[str]:
+    def send(requests: list[tuple[bytes, bool]]) -> Counter[str]:
         codes: Counter[str] = Counter()
-        for each in requests:
+        for each, is_whole in requests:
             with target.connect() as connection, suppress(OSError):
                 connection.sendall(each)
-                connection.shutdown(socket.SHUT_WR)
+                if not is_whole:  # the server would wait for the rest, and so would this client
+                    connection.shutdown(socket.SHUT_WR)
                 said = connection.recv(65536)
                 codes[said[9:12].decode("latin-1") or "closed"] += 1
         return codes
@@ -434,6 +449,25 @@ def _request(datatype: str, shape: list[int], raw: bytes) -> bytes:
     request.inputs.add(name="x", datatype=name, shape=shape)
     data: bytes = request.SerializeToString()
     return data
+
+
+def no_clients(_: Target) -> None:
+    time.sleep(LEAST_S)
+
+
+def clients_that_compute(_: Target) -> None:
+    """As many processes as cores, which never connect."""
+    until_s = time.monotonic() + LEAST_S
+    processes = [Process(target=_compute, args=(until_s,)) for _ in range(os.cpu_count() or 1)]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join()
+
+
+def _compute(until_s: float) -> None:
+    while time.monotonic() < until_s:
+        pass
 
 
 def foreign_page_posts(target: Target) -> None:
@@ -594,6 +628,7 @@ def receive_maximum_0(target: Target) -> None:
     target.broker.connack = before
 
 
+BASELINES: tuple[Callable[[Target], None], ...] = (no_clients, clients_that_compute)
 ATTACKS: tuple[Callable[[Target], None], ...] = (
     foreign_page_posts,
     rebound_name,
@@ -629,9 +664,12 @@ class Watched:
         )
         self._process.start()
         hears.wait(TIMEOUT_S)
+        self._begin = time.monotonic(), _cpu_s(), _cpu_s_of(self._target.daemon.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
+        end = time.monotonic(), _cpu_s(), _cpu_s_of(self._target.daemon.pid)
+        took_s, clients_s, daemon_s = (b - a for a, b in zip(self._begin, end, strict=True))
         time.sleep(AFTERWARDS_S)
         self._done.set()
         ages_ms, gaps_s, answers_s, failed, resident = self._receiver.recv()
@@ -644,7 +682,8 @@ class Watched:
         print(
             f"{self._name:<22} {len(ages_ms):6} lanes  age p50 {p50:4.0f} p99 {p99:4.0f} ms  "
             f"gap {max(gaps_s, default=0):5.2f} s  answer {slowest:5.2f} s  "
-            f"memory +{more / MIB:5.0f} MiB  {failed or ''}",
+            f"memory +{more / MIB:5.0f} MiB  "
+            f"cores {daemon_s / took_s:4.2f} + {clients_s / took_s:4.2f}  {failed or ''}",
             flush=True,
         )
         if ended is not None:
@@ -657,11 +696,39 @@ class Watched:
             self.failed.append(f"{self._name}: took {more / MIB:.0f} MiB more")
 
 
+def _cpu_s() -> float:
+    """Processor time of this process, whose threads are the clients, and of its children."""
+    return sum(
+        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+
+
+def _cpu_s_of(pid: int) -> float:
+    """Processor time of another process; 0 once it has ended."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def at_priority(nice: int, work: Callable[[], Any]) -> Any:
+    """Return what `work` returns, on a thread of that niceness; those that it starts inherit it."""
+
+    def lower() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+
+    with ThreadPoolExecutor(1, initializer=lower) as pool:
+        return pool.submit(work).result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--attacks", type=int, default=300)
-    parser.add_argument("--only", default="", help="names of campaigns or attacks that begin so")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="campaigns or attacks whose names begin so"
+    )
+    parser.add_argument("--nice", type=int, default=19, help="of the clients")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     failed: list[str] = []
@@ -691,7 +758,12 @@ def campaigns(target: Target, arguments: argparse.Namespace) -> list[str]:
     statm = Path(f"/proc/{target.daemon.pid}/statm").read_text()
     rest = int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE")
     print(f"at rest {rest / MIB:.0f} MiB")
-    failed = []
+    failed: list[str] = []
+    only = tuple(arguments.only)
+    for baseline in BASELINES:
+        with Watched(target, baseline.__name__, rest) as watched:
+            at_priority(arguments.nice, partial(baseline, target))
+        failed += watched.failed
     shares = {
         malformed_grpc: 1 / 3,
         malformed_http: 1 / 3,
@@ -700,14 +772,14 @@ def campaigns(target: Target, arguments: argparse.Namespace) -> list[str]:
     }
     for malformed, share in shares.items():
         count = round(arguments.messages * share)
-        if not count or not malformed.__name__.startswith(arguments.only):
+        if not count or not malformed.__name__.startswith(only):
             continue
         chance = random.Random(arguments.seed)  # noqa: S311 - the same messages each time
         with Watched(target, malformed.__name__, rest) as watched:
-            codes = malformed(target, chance, count)
+            codes = at_priority(arguments.nice, partial(malformed, target, chance, count))
         print(f"    {codes.total()}: {dict(codes.most_common(8))}", flush=True)
         failed += watched.failed
-    attacks = [each for each in ATTACKS if each.__name__.startswith(arguments.only)]
+    attacks = [each for each in ATTACKS if each.__name__.startswith(only)]
     for place, attack in enumerate(attacks):
         rounds = arguments.attacks * (place + 1) // len(attacks) - arguments.attacks * place // len(
             attacks
@@ -715,8 +787,10 @@ def campaigns(target: Target, arguments: argparse.Namespace) -> list[str]:
         if not rounds:
             continue
         with Watched(target, attack.__name__, rest) as watched:
-            for _ in range(rounds):
-                attack(target)
+            least_until_s = time.monotonic() + LEAST_S
+            while rounds > 0 or time.monotonic() < least_until_s:
+                at_priority(arguments.nice, partial(attack, target))
+                rounds -= 1
         failed += watched.failed
     return failed
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -131,7 +131,7 @@ def log_prefix(request_id: str) -> str:
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
-class StepTiming(NamedTuple):
+class StepTiming(msgspec.Struct, frozen=True, gc=False):
     """The compute time of one model for one request."""
 
     model_name: str

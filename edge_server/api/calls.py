@@ -161,7 +161,7 @@ class CallThreads(Executor):
 
         Raises: RuntimeError: the executor has been shut down.
         """
-        task = CallTask(call, args, kwargs)
+        task = CallTask(call, args, kwargs, time.monotonic_ns())
         if self._next_here:
             self._next_here = False
             task.run()
@@ -212,38 +212,33 @@ class CallThreads(Executor):
                     self._idle.append(tasks)
 
 
-class CallTask:
+class CallTask(msgspec.Struct, eq=False):
     """A call and its done callbacks: the part of a Future that grpc uses."""
 
-    __slots__ = ("_args", "_call", "_kwargs", "_lock", "_over", "_when_over", "taken_ns")
-
-    def __init__(
-        self, call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._call = call
-        self._args = args
-        self._kwargs = kwargs
-        self._lock = threading.Lock()
-        self._when_over: list[Callable[[CallTask], object]] = []
-        self._over = False
-        self.taken_ns = time.monotonic_ns()
+    call: Callable[..., object]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    taken_ns: int
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
+    when_over: list[Callable[[CallTask], object]] = []
+    over: bool = False
 
     def run(self) -> None:
         """Run the call; an exception is logged, as grpc's own part of the call let it through."""
         try:
-            self._call(*self._args, **self._kwargs)
+            self.call(*self.args, **self.kwargs)
         except Exception:
             log.exception("a call raised an error that has no status")
-        with self._lock:
-            self._over = True
-        for callback in self._when_over:
+        with self.lock:
+            self.over = True
+        for callback in self.when_over:
             callback(self)
 
     def add_done_callback(self, callback: Callable[[CallTask], object]) -> None:
         """Call `callback` after the call has ended, at once if it already has."""
-        with self._lock:
-            if not self._over:
-                self._when_over.append(callback)
+        with self.lock:
+            if not self.over:
+                self.when_over.append(callback)
                 return
         callback(self)
 

@@ -30,6 +30,7 @@ _CONTENTS_FIELDS = {
     "bytes_contents": (DataType.BYTES,),
 }
 DATATYPES = {datatype.value: datatype for datatype in DataType}
+DATATYPE_NAMES = {datatype.numpy: datatype.value for datatype in DataType}
 _FIELD_OF_TYPE = {
     datatype: field for field, datatypes in _CONTENTS_FIELDS.items() for datatype in datatypes
 }
@@ -61,7 +62,7 @@ class Declared(msgspec.Struct, frozen=True):
             )
         # Avoid a tuple of millions: one dimension too many proves the error.
         shape = tuple(tensor.shape[: MOST_DIMENSIONS + 1])
-        least = min(shape, default=1)
+        least = min(shape) if shape else 1
         if least < 0:
             raise InvalidRequest(
                 f"{log_prefix(request_id)}All input dimensions should be specified for input "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from threading import TIMEOUT_MAX
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.admission import COUNTED_FROM_BYTES
-from edge_server.api.contents import Declared, from_contents, from_raw, to_raw
+from edge_server.api.contents import DATATYPE_NAMES, Declared, from_contents, from_raw, to_raw
 from edge_server.api.parameters import (
     RequestParameters,
     read_parameters,
@@ -114,7 +115,8 @@ def to_infer_request(
     Args:
         message: the `ModelInferRequest` without its raw contents, which may be large.
         raw: the raw contents; the tensors are views on them.
-        timeout_s: seconds until the caller's deadline; None is never.
+        timeout_s: seconds until the caller's deadline; None, and more than `TIMEOUT_MAX` (gRPC
+            reports some hundred billion years), is never.
         call: cancels the request, and counts its strings; None does neither.
         shared_memory: the regions that tensors may refer to; None refuses them.
         config: of the model, which the request is checked against before its tensors are converted;
@@ -129,8 +131,11 @@ def to_infer_request(
     parameters = read_parameters(message.parameters) if message.parameters else _NO_PARAMETERS
     model, request_id = message.model_name, message.id
     # A slice is a list; iteration over protobuf's own sequence costs twice as much.
-    tensors = _by_name("input", message.inputs[:], request_id)
-    outputs = _by_name("output", message.outputs[:], request_id) if message.outputs else {}
+    given, wanted = message.inputs[:], message.outputs[:]
+    tensors = {tensor.name: tensor for tensor in given}
+    outputs = {output.name: output for output in wanted}
+    if len(tensors) < len(given) or len(outputs) < len(wanted):
+        raise _twice(request_id, input=given, output=wanted)
     if config is not None:
         check_names(config, request_id, tensors.keys(), outputs)
     raw_contents = iter(raw)
@@ -145,13 +150,7 @@ def to_infer_request(
             )
         if declared.datatype is DataType.BYTES:
             strings += declared.count
-            if strings > _MOST_STRINGS:
-                raise InvalidRequest(
-                    f"{declared.prefix}with input '{name}' for model '{model}' the request has "
-                    f"{strings} strings, at most {_MOST_STRINGS} are read; send large data as UINT8"
-                )
-            if call is not None and declared.count >= _STRINGS_COUNTED_FROM:
-                call.count(_STRING_BYTES * declared.count)
+            _count_strings(declared, strings, call)
         place = _place(tensor, shared_memory) if tensor.parameters else None
         if place is not None:
             array = _from_region(declared, tensor, place)
@@ -173,13 +172,16 @@ def to_infer_request(
         inputs[name] = Tensor(array)
     if config is not None and config.max_batch_size:
         check_batch_sizes(config, request_id, batch_sizes)
+    deadline = None
+    if timeout_s is not None and timeout_s <= TIMEOUT_MAX:
+        deadline = time.monotonic() + timeout_s
     request = InferRequest(
         model_name=model,
         model_version=message.model_version,
         inputs=inputs,
         outputs=tuple(outputs),
         id=request_id,
-        deadline=None if timeout_s is None else time.monotonic() + timeout_s,
+        deadline=deadline,
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
         sequence=parameters.sequence,
@@ -224,9 +226,9 @@ def to_response_message(
 
     Raises: InvalidRequest, InternalError: an output has no classes, or does not fit its region.
     """
-    message = pb.ModelInferResponse(
-        model_name=response.model_name, model_version=response.model_version, id=response.id
-    )
+    message = pb.ModelInferResponse()
+    message.model_name, message.model_version = response.model_name, response.model_version
+    message.id = response.id
     if response.parameters:
         for key, parameter in response.parameters.items():
             write_parameter(message.parameters[key], parameter)
@@ -236,7 +238,8 @@ def to_response_message(
         form = forms.get(name)
         value = form.of(tensor) if isinstance(form, Classification) else tensor
         array = value.array
-        output = outputs.add(name=name, datatype=value.datatype.value, shape=array.shape)
+        datatype = DATATYPE_NAMES.get(array.dtype) or value.datatype.value
+        output = outputs.add(name=name, datatype=datatype, shape=array.shape)
         data = to_raw(array)
         if isinstance(form, RegionSlice):
             form.write(name, memoryview(data))
@@ -253,14 +256,28 @@ def _name_region(parameters: Any, place: RegionSlice, written_bytes: int) -> Non
         parameters["shared_memory_offset"].int64_param = place.offset
 
 
-def _by_name(kind: str, tensors: Sequence[Any], request_id: str) -> dict[str, Any]:
-    """Return the tensors by name; raise InvalidRequest where two have the same one."""
-    by_name = {tensor.name: tensor for tensor in tensors}
-    if len(by_name) < len(tensors):
-        listed = [tensor.name for tensor in tensors]
-        twice = next(name for place, name in enumerate(listed) if name in listed[:place])
-        raise InvalidRequest(f"{log_prefix(request_id)}{kind} '{twice}' already exists in request")
-    return by_name
+def _count_strings(declared: Declared, strings: int, call: Call | None) -> None:
+    """Raises: InvalidRequest: the request has too many strings with this input's; Unavailable: see
+    `Call.count`."""
+    if strings > _MOST_STRINGS:
+        raise InvalidRequest(
+            f"{declared.prefix}with input '{declared.name}' for model '{declared.model}' the "
+            f"request has {strings} strings, at most {_MOST_STRINGS} are read; send large data as "
+            "UINT8"
+        )
+    if call is not None and declared.count >= _STRINGS_COUNTED_FROM:
+        call.count(_STRING_BYTES * declared.count)
+
+
+def _twice(request_id: str, **tensors: Sequence[Any]) -> InvalidRequest:
+    """Return the error for `tensors`, by kind, of which two of one kind have the same name."""
+    kind, name = next(
+        (kind, each.name)
+        for kind, listed in tensors.items()
+        for place, each in enumerate(listed)
+        if any(each.name == before.name for before in listed[:place])
+    )
+    return InvalidRequest(f"{log_prefix(request_id)}{kind} '{name}' already exists in request")
 
 
 def _from_region(declared: Declared, tensor: Any, place: RegionSlice) -> NDArray[Any]:

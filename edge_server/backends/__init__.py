@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from edge_server.board.installation import remedy
-from edge_server.errors import ModelConfigError
+from edge_server.errors import EdgeServerError, ModelConfigError
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Backend
+    from edge_server.gpu.device import Devices
+
+log = logging.getLogger(__name__)
 
 BACKENDS = {
     "onnxruntime": "edge_server.backends.onnxruntime",
@@ -22,6 +28,23 @@ BACKENDS = {
         ("pytorch", "tensorflow", "openvino", "paddle"), "edge_server.backends.frameworks.backend"
     ),
 }
+
+
+def load_libraries(devices: Devices) -> None:
+    """Load TensorRT, where it and a GPU are here; for the time before anything serves: its import
+    and its first runtime hold Python's lock for seconds on a board."""
+    # Without a driver, a runtime crashes.
+    if not devices.count or find_spec("tensorrt") is None:
+        return
+    began = time.monotonic()
+    try:
+        engine = importlib.import_module("edge_server.backends.tensorrt.engine")
+        version = engine.facts_of(devices.gpu()).tensorrt
+    except (ImportError, OSError, EdgeServerError) as error:
+        # Models that need it say so with their remedy.
+        log.warning("tensorrt: cannot be loaded: %s", error)
+    else:
+        log.info("tensorrt: %s, loaded in %.1f s", version, time.monotonic() - began)
 
 
 def find_backend(name: str) -> Backend:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -113,7 +113,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
         return self.inputs
 
 
-class Phases(NamedTuple):
+class Phases(msgspec.Struct, frozen=True, gc=False):
     """The duration of each phase of one execution, in ns."""
 
     input: int

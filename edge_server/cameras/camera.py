@@ -189,6 +189,12 @@ _STARTING = "starting", "no frame yet"
 _LOADING = "loading_gstreamer"
 
 
+def _reboot(text: str) -> tuple[str, str]:
+    """Return the reason and the text of a camera that `text` is wrong with, and a restart of its
+    driver did not help."""
+    return "reboot_needed", f"{text}; nvargus-daemon was restarted, which did not help: reboot"
+
+
 class Camera:
     """Captures one source and delivers only its newest frame, each at most once.
 
@@ -208,6 +214,9 @@ class Camera:
         faults: number of times that each reason of `status` began.
         newest: the frame that waits for `next_frame`; None while none does.
         useful: the smallest size that is of use to the camera's model, which sets it.
+        failed_openings: number of attempts to open the source, one after another, that gave no
+            frame. One that found nothing to read it with does not count.
+        needs_reboot: see `need_reboot`; until a frame comes.
 
     Args:
         name: the camera's name in topics and logs, and the thread's name.
@@ -235,6 +244,8 @@ class Camera:
         self.captured = 0
         self.dropped = 0
         self.reconnects = 0
+        self.failed_openings = 0
+        self.needs_reboot = False
         self.faults: Counter[str] = Counter()
         self.worker = Worker(f"camera-{name}", self._tick, on_end=self._on_end)
         self.useful = UsefulSize()
@@ -370,6 +381,13 @@ class Camera:
         """The camera is out of service, and only a new process gets its driver back."""
         return self.hanging >= MOST_ABANDONED and find_kind(self.source_uri, self._kinds)[1].device
 
+    def need_reboot(self) -> None:
+        """Say, until a frame comes, that only a reboot helps."""
+        with self._changed:
+            if not self.needs_reboot:
+                self.needs_reboot = True
+                self._set(CameraState.LOST, *_reboot(self.status.text))
+
     @property
     def ended(self) -> bool:
         """The source has ended and its last frame has been delivered."""
@@ -459,9 +477,15 @@ class Camera:
                 self.dropped += 1
                 return
             self.reconnects += self._resuming
+<<<<<<< HEAD
             self._resuming = False
             on_own_clock = self._lockstep
             self._last_mono_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
+=======
+            self._resuming = self.needs_reboot = False
+            self.failed_openings = 0
+            self._last_mono_ns = frame.capture_mono_ns
+>>>>>>> main
             self.dropped += self.newest is not None
             self.newest = frame
             self._changed.notify_all()
@@ -546,6 +570,10 @@ class Camera:
             reason, text = error.reason, str(error)
         elif reason != self.status.reason:
             log.error("camera %s: the reader failed", self.name, exc_info=error)
+        if self._inspection.watch.last is None:
+            self.failed_openings += reason != "no_decoder"
+        if self.needs_reboot:
+            reason, text = _reboot(text)
         stalled = reason == "stalled" and self.captured
         self._set(CameraState.STALLED if stalled else CameraState.LOST, reason, text)
 

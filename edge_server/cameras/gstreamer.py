@@ -179,5 +179,5 @@ def choose_reader(
         raise SourceUriError(f"{uri.label}: {needs}; OpenCV, the reader in its settings, cannot")
     if missing and (needs or wanted == "gstreamer"):
         needs = needs or "GStreamer is the reader in its settings"
-        raise SourceError(f"{uri.label}: {needs}; {missing}", reason="unavailable")
+        raise SourceError(f"{uri.label}: {needs}; {missing}", reason="no_decoder")
     return "opencv" if missing or wanted == "opencv" else "gstreamer"

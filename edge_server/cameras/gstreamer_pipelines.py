@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 # Only the newest frame waits, and no clock delays it.
 SINK = "appsink name=frames max-buffers=1 drop=true sync=false"
 
-# The name of a decoder in front of which damaged JPEGs are sorted out.
+# The names of a decoder in front of which damaged JPEGs are sorted out, and of another one.
 JPEG_DECODER = "jpeg"
+_HARDWARE_DECODER = "decoder"
 
 # The name of the element whose output shows that the camera sends images.
 DEPAYLOADER = "packets"
@@ -37,12 +38,11 @@ DEMULTIPLEXER = "parts"
 # Formats of `PixelFormat`; videoconvert passes each of them on untouched.
 _FORMATS = "video/x-raw,format=(string){NV12,I420,YUY2,BGR,GRAY8}"
 
-# By codec, the best first. The properties are of NVIDIA's decoder: its clock stays at the highest,
-# and `mjpeg` makes it take JPEG.
+# By codec, the best first. `mjpeg` makes NVIDIA's decoder take JPEG.
 _DECODERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "H264": ("nvv4l2decoder enable-max-performance=1", "avdec_h264", "openh264dec"),
-        "H265": ("nvv4l2decoder enable-max-performance=1", "avdec_h265", "libde265dec"),
+        "H264": (f"nvv4l2decoder name={_HARDWARE_DECODER}", "avdec_h264", "openh264dec"),
+        "H265": (f"nvv4l2decoder name={_HARDWARE_DECODER}", "avdec_h265", "libde265dec"),
         "JPEG": (
             f"nvv4l2decoder name={JPEG_DECODER} mjpeg=1",
             f"jpegdec name={JPEG_DECODER}",
@@ -98,7 +98,7 @@ class CameraPipeline:
         text: without user, password and address. For RTSP it ends with the source.
         properties: of elements by their names: what no text may have, or what would need quoting.
         where_known: names of flags that are set where the version of an element has them, by the
-            elements' names.
+            elements' names; also of those of `branch`.
         branch: of RTSP: returns the elements behind the source for a codec, or raises SourceError.
     """
 
@@ -206,8 +206,9 @@ def _rtsp(uri: SourceUri, login: dict[str, str], has: Registry) -> CameraPipelin
     return CameraPipeline(
         text,
         {"source": {"location": uri.address("transport"), **login}},
-        # The camera's NTP time of each frame; since GStreamer 1.22, so not on JetPack 6.
-        {"source": "add-reference-timestamp-meta"},
+        # The camera's NTP time of each frame; since GStreamer 1.22, so not on JetPack 6. And the
+        # clock of NVIDIA's decoder at its highest.
+        {"source": "add-reference-timestamp-meta", _HARDWARE_DECODER: "enable-max-performance"},
         branch,
     )
 

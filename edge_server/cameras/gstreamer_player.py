@@ -242,10 +242,8 @@ class GstreamerStream:
                 element.set_property(key, value)
             if pipeline.branch is not None:
                 self._link_later(element)
-        for name, flag in pipeline.where_known.items():
-            element = self._pipeline.get_by_name(name)
-            if element.find_property(flag) is not None:
-                element.set_property(flag, True)
+        self._where_known = pipeline.where_known
+        self._set_where_known(self._pipeline)
         self._samples = SampleReader(self._api, self._pipeline, matrix, range_)
         self._bus = self._pipeline.get_bus()
         types = gst.MessageType
@@ -415,11 +413,19 @@ class GstreamerStream:
         ):
             self._undo.append(partial(source.disconnect, source.connect(signal, handler)))
 
+    def _set_where_known(self, elements: Any) -> None:
+        """Set the flags of `CameraPipeline.where_known` on what is among the elements of a bin."""
+        for name, flag in self._where_known.items():
+            element = elements.get_by_name(name)
+            if element is not None and element.find_property(flag) is not None:
+                element.set_property(flag, True)
+
     def _add_branch(self, pad: Any, codec: str) -> None:
         if self._branch is None or self._sink is not None:
             return
         gst = self._api.gst
         branch = _parsed(gst.parse_bin_from_description, self._branch(codec), True)
+        self._set_where_known(branch)
         self._pipeline.add(branch)
         self._watch_images()
         pad.link(branch.get_static_pad("sink"))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import http.client
+import io
 import re
 import ssl
 import sys
 import termios
 import time
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES, JpegDecoder
@@ -121,6 +122,38 @@ class MultipartParser:
         return True
 
 
+class Wire(io.RawIOBase):
+    """A connection as http.client reads it: whatever it reads ends by `until`, however slowly the
+    bytes come. Closing it leaves `sock` open, which belongs to the caller."""
+
+    def __init__(self, sock: socket.socket, until: float) -> None:
+        self.sock = sock
+        self.until = until
+        self._is_late = False
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def sendall(self, data: Any) -> None:
+        self.sock.sendall(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._is_late:
+            raise OSError("a part of what came before is lost")
+        self.sock.settimeout(max(self.until - time.monotonic(), 1e-3))
+        try:
+            return self.sock.recv_into(buffer)
+        except TimeoutError:
+            self._is_late = True
+            raise
+
+    def close(self) -> None:
+        pass
+
+
 _READ_BYTES = 2**18
 _MOST_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -139,19 +172,19 @@ def open_http(uri: SourceUri, options: SourceOptions) -> LiveSource:
         SourceError: the camera delivers no frame; the text names the cause and the next step.
     """
     until = time.monotonic() + _OPEN_S
-    response, sock = open_response(uri, uri.credentials or options.credentials, until)
+    response, wire = open_response(uri, uri.credentials or options.credentials, until)
     decoder = JpegDecoder(uri.label, options.useful)
     try:
         parser = MultipartParser(_boundary(response))
     except MultipartError as error:
-        response.close()
+        wire.sock.close()
         raise SourceError(f"{uri.label}: {error}", reason="no_decoder") from error
-    return LiveSource(MjpegStream(response, sock, parser, uri.label, decoder), uri.label, "arrival")
+    return LiveSource(MjpegStream(response, wire, parser, uri.label, decoder), uri.label, "arrival")
 
 
 def open_response(
     uri: SourceUri, credentials: Credentials | None, until: float
-) -> tuple[http.client.HTTPResponse, socket.socket]:
+) -> tuple[http.client.HTTPResponse, Wire]:
     """Return the response that has the camera's stream, and its connection; follow redirects.
 
     Args:
@@ -172,14 +205,15 @@ def open_response(
                 # What listens here trusts this device more than it trusts a camera.
                 sock.close()
                 raise _no_stream(uri, "redirects to this device itself")
-            response = _get(sock, at, authorized, until)
+            wire = Wire(sock, until)
+            response = _get(wire, at, authorized)
         except OSError as error:
             raise connection_fault(at, error) from error
         except http.client.HTTPException:
             raise fault_of_response(at, credentials, Response("", 0, "", "")) from None
         if response.status == 200 and _boundary(response):
-            return response, sock
-        response.close()
+            return response, wire
+        sock.close()
         place = response.getheader("Location")
         if response.status in _REDIRECTS and place:
             at, credentials = _redirected(uri, at, place, credentials)
@@ -194,9 +228,7 @@ def open_response(
     raise _no_stream(uri, "redirects again and again")
 
 
-def _get(
-    sock: socket.socket, uri: SourceUri, authorized: str, until: float
-) -> http.client.HTTPResponse:
+def _get(wire: Wire, uri: SourceUri, authorized: str) -> http.client.HTTPResponse:
     """Request `uri` over an open connection, and return the response.
 
     Raises:
@@ -205,16 +237,16 @@ def _get(
     """
     # The port too: without it, one is looked for in an IPv6 address.
     connection = http.client.HTTPConnection(uri.host, uri.port or PORTS[uri.scheme])
-    connection.sock = sock
+    connection.sock = wire
     headers = {"Host": place_of(uri).encode(), "User-Agent": b"edge-server"}
     if authorized:
         headers["Authorization"] = authorized.encode()
     try:
-        sock.settimeout(max(until - time.monotonic(), 1e-3))
+        wire.sock.settimeout(max(wire.until - time.monotonic(), 1e-3))
         connection.request("GET", target_of(uri), headers=headers)
         return connection.getresponse()
     except BaseException as error:
-        sock.close()
+        wire.sock.close()
         if isinstance(error, TimeoutError):
             raise SilentError from error
         raise
@@ -281,13 +313,14 @@ class MjpegStream:
     def __init__(
         self,
         response: http.client.HTTPResponse,
-        sock: socket.socket,
+        wire: Wire,
         parser: MultipartParser,
         label: str,
         decoder: JpegDecoder,
     ) -> None:
         self._response = response
-        self._sock = sock
+        self._wire = wire
+        self._sock = wire.sock
         self._parser = parser
         self._label = label
         self._decoder = decoder
@@ -323,10 +356,9 @@ class MjpegStream:
     def _next(self, until: float, *, wait: bool = True) -> bytes | None:
         """Return the next image; None where it does not come until then, or is not here yet."""
         while (jpeg := self._parser.pop()) is None:
-            left_s = until - time.monotonic()
-            if left_s <= 0 or not (wait or self._is_here()):
+            if time.monotonic() >= until or not (wait or self._is_here()):
                 return None
-            self._sock.settimeout(left_s)
+            self._wire.until = until
             try:
                 data = self._response.read1(_READ_BYTES)
             except TimeoutError:
@@ -343,6 +375,8 @@ class MjpegStream:
         """Return whether more of an image has come, and not the frame of a chunk alone."""
         if isinstance(self._sock, ssl.SSLSocket):
             # What the socket itself has may be a part of a record, for which a read would wait.
-            return self._sock.pending() > 0
-        count = fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4))
-        return int.from_bytes(count, sys.byteorder) > _CHUNK_FRAME_BYTES
+            here_bytes = self._sock.pending()
+        else:
+            count = fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4))
+            here_bytes = int.from_bytes(count, sys.byteorder)
+        return here_bytes > _CHUNK_FRAME_BYTES

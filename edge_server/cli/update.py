@@ -81,6 +81,20 @@ class UpdatedDevice:
         if slot == current and last.state == "pending" and not last.is_trial(current):
             self._note(last, "cancelled", f"slot {current} was chosen again before a reboot")
 
+    def set_good(self, slot: Slot) -> None:
+        """Give `slot`, which runs, all its tries back.
+
+        Raises:
+            Unsupported, Unavailable: see `BootSlots.set_good`; or the slot is on trial: with its
+                tries back, the firmware would boot a system that crashes again and again.
+        """
+        if self.record.read().is_trial(slot):
+            raise Unavailable(
+                f"slot {slot} is on trial: edge-server update commit judges it, and gives its "
+                "tries back where it is healthy"
+            )
+        self.slots.set_good(slot)
+
     def set_bad(self, slot: Slot) -> None:
         """Keep the firmware from booting `slot`, which an engine does before it writes there.
 
@@ -257,7 +271,7 @@ def slot(arguments: argparse.Namespace) -> int:
     elif action == "set-primary":
         device.switch(slot, arguments.engine)
     elif state == "good":
-        device.slots.set_good(slot)
+        device.set_good(slot)
     else:
         device.set_bad(slot)
     return OK

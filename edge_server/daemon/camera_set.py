@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.calibration import read_calibration
@@ -41,6 +45,10 @@ _FIRST_FRAMES_S = 2.0
 # once. Each keeps a thread, a device, up to a picture's memory, and perhaps a lock that other
 # readers of the same library wait for. Beyond that the process is not to be trusted.
 MOST_HANGING = 8
+# So many openings that fail, one after another, are no accident.
+_FAILED_OPENINGS = 2
+# A restart of Argus is judged after the first time, and counts up to the second.
+_ARGUS_STARTS_S, _ARGUS_RESTARTED_S = 30.0, 600.0
 # A camera whose driver only a new process gets back is worth a restart once no other one has given
 # a frame for so long.
 _NO_FRAMES_S = 10.0
@@ -96,6 +104,60 @@ class _Entry:
         return self.pipeline.camera
 
 
+class Argus:
+    """Has systemd restart Argus, NVIDIA's daemon for CSI cameras, which may hang until then.
+
+    Args:
+        folder: the service's own in /run, which edge-server-argus.path watches; None without
+            systemd: nothing restarts Argus then.
+        restarted: where edge-server-argus.service writes when it last did, as /proc/uptime has it.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        restarted: Path = Path("/run/edge_server_argus/restarted"),
+        uptime_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        self._request = None if folder is None else folder / "restart-argus"
+        self._restarted = restarted
+        self._uptime_s = uptime_s
+
+    @staticmethod
+    def of_this_service() -> Argus:
+        folder = os.environ.get("RUNTIME_DIRECTORY")
+        return Argus(Path(folder) if folder else None)
+
+    def mend(self, cameras: Sequence[Camera]) -> None:
+        """Request a restart where all of `cameras`, those on CSI connectors, fail to open; where
+        there was one that did not help, say that a reboot is needed."""
+        failing = [each for each in cameras if each.failed_openings >= _FAILED_OPENINGS]
+        if not failing or any(each.status.arriving for each in cameras):
+            return
+        since_s = self._since_restart_s()
+        if since_s > _ARGUS_RESTARTED_S:
+            self._ask()
+            for each in cameras:
+                each.failed_openings = 0
+        elif since_s > _ARGUS_STARTS_S:
+            for each in failing:
+                each.need_reboot()
+
+    def _ask(self) -> None:
+        if self._request is None or self._request.exists():
+            return
+        log.error("argus: no CSI camera opens: systemd is asked to restart nvargus-daemon")
+        try:
+            self._request.touch()
+        except OSError as error:
+            log.warning("argus: %s cannot be written: %s", self._request, error.strerror)
+
+    def _since_restart_s(self) -> float:
+        with suppress(OSError, ValueError, IndexError):
+            return self._uptime_s() - float(self._restarted.read_text().split()[0])
+        return inf
+
+
 class CameraSet:
     """The cameras and their loops.
 
@@ -108,6 +170,7 @@ class CameraSet:
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         road: makes what follows the road through the frames of a calibrated camera.
         board: what is wrong with the device itself.
+        argus: restarts what CSI cameras hang in.
     """
 
     def __init__(
@@ -122,8 +185,10 @@ class CameraSet:
         kinds: Mapping[str, SourceKind] | None = None,
         board: BoardWatch | None = None,
         tracer: Tracer | None = None,
+        argus: Argus | None = None,
     ) -> None:
         self.models = models
+        self._argus = argus or Argus.of_this_service()
         self._data_plane = data_plane
         self._listeners = tuple(listeners)
         self._on_removed = on_removed
@@ -265,12 +330,14 @@ class CameraSet:
         pipelines = tuple(self.pipelines)
         for pipeline in pipelines:
             pipeline.report_silence(now)
+        csi = [p.camera for p in pipelines if p.camera.source_uri.startswith("csi:")]
+        self._argus.mend(csi)
         if (hanging := self.hanging) > MOST_HANGING:
             raise StageStuck(f"{hanging} readers of cameras hang in their drivers")
         ages = [pipeline.camera.last_frame_age_s(now) for pipeline in pipelines]
         if all(age_s is None or age_s > _NO_FRAMES_S for age_s in ages):
             for pipeline in pipelines:
-                if pipeline.camera.needs_restart:
+                if pipeline.camera.needs_restart and not pipeline.camera.needs_reboot:
                     text = "hangs in its driver, and no other camera gives frames"
                     raise StageStuck(f"camera {pipeline.camera.name}: {text}")
 

@@ -16,6 +16,7 @@ from edge_server.api.grpc.lane_service import LaneSources
 from edge_server.api.http.page.state import PageSources
 from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import ProcessorUse, Sources
+from edge_server.backends import load_libraries
 from edge_server.board.identity import Identity
 from edge_server.board.watch import HTTP_CLOSED, NO_GPU, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
@@ -277,6 +278,7 @@ class Daemon:
         """Load models and open cameras; builds take minutes, reported to broker and systemd."""
         with self._status.loading():
             try:
+                load_libraries(self.devices)
                 self.control.start(stop)
                 self._lanes.cameras.validate(stop, self._awaits)
             except EdgeServerError:

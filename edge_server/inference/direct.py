@@ -16,7 +16,6 @@ from edge_server.errors import (
     ModelConfigError,
     Unavailable,
 )
-from edge_server.inference.execution import Job
 from edge_server.inference.line import Waiter
 from edge_server.inference.registry import Submits
 from edge_server.process.threads import side_by_side
@@ -335,7 +334,7 @@ class DirectScheduler(Submits):
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._executor.config.decoupled:
             return super().infer(request, snapshot)
-        job = Job(self._executor, request, snapshot)
+        job = self._executor.job(request, snapshot)
         try:
             instance = self._pool.take(
                 urgent=request.urgent,
@@ -352,7 +351,7 @@ class DirectScheduler(Submits):
             self._expected_wait.runs_s.append(self._pool.give_back(instance))
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor, request, snapshot, respond)
+        job = self._executor.job(request, snapshot, respond)
         try:
             instance = self._pool.take(
                 urgent=request.urgent,

@@ -280,7 +280,7 @@ class DynamicBatchScheduler(Submits):
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor, request, snapshot, respond)
+        job = self._executor.job(request, snapshot, respond)
         with self._work:
             refusal = self._enqueue(job)
             refused = self._queue.take_refused()

@@ -8,6 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from edge_server.backends.contract import ExecuteRequest, Phases, all_on_host, on_host
@@ -38,11 +39,11 @@ def no_respond(response: ResponseCallback, final: bool) -> None:
     """The `respond` of a job whose response is returned; see `Executor.infer`."""
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One checked request on its way to an instance, which responds by calling the job.
 
     The response of a model that is not decoupled is kept until the run has ended and is counted;
-    each of a decoupled model goes to the caller at once.
+    each of a decoupled model goes to the caller at once. `Executor.job` makes it.
 
     Attributes:
         inputs, outputs: of the model; a scheduler may add its own to the request's.
@@ -58,32 +59,27 @@ class Job:
         over: the caller has the last response.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        request: InferRequest,
-        snapshot: Snapshot,
-        respond: Respond = no_respond,
-    ) -> None:
-        self.executor = executor
-        self.request = request
-        self.snapshot = snapshot
-        self.respond = respond
-        self.inputs: Tensors = request.inputs
-        config = executor.config
-        self.outputs = frozenset(request.outputs) if request.outputs else config.output_names
-        self.batch_size = 0
-        if config.max_batch_size and self.inputs:
-            self.batch_size = next(iter(self.inputs.values())).array.shape[0]
-        self.queued_at_ns = self.turn_ns = time.monotonic_ns()
-        if request.trace is not None:
-            request.trace.mark("QUEUE_START", self.queued_at_ns)
-        self.on_outputs: Callable[[Tensors], None] | None = None
-        self.padding = self.iterative = self.over = self.ended = self._again = False
-        self.began_ns = self.last_ns = self.responses = 0
-        self.made: Tensors | EdgeServerError | None = None
-        self.parameters = NO_PARAMETERS
-        self._forget: Callable[[], None] | None = None
+    executor: Executor
+    request: InferRequest
+    snapshot: Snapshot
+    respond: Respond
+    inputs: Tensors
+    outputs: frozenset[str]
+    batch_size: int
+    queued_at_ns: int
+    turn_ns: int
+    on_outputs: Callable[[Tensors], None] | None = None
+    padding: bool = False
+    iterative: bool = False
+    over: bool = False
+    ended: bool = False
+    began_ns: int = 0
+    last_ns: int = 0
+    responses: int = 0
+    made: Tensors | EdgeServerError | None = None
+    parameters: Parameters = NO_PARAMETERS
+    _again: bool = False
+    _forget: Callable[[], None] | None = None
 
     def __call__(
         self,
@@ -179,6 +175,17 @@ class Executor:
         self._client_shapes = {
             spec.name: spec.shape for spec in config.outputs if spec.name in config.reshapes
         }
+
+    def job(self, request: InferRequest, snapshot: Snapshot, respond: Respond = no_respond) -> Job:
+        config = self.config
+        inputs, batch_size = request.inputs, 0
+        outputs = frozenset(request.outputs) if request.outputs else config.output_names
+        if config.max_batch_size and inputs:
+            batch_size = next(iter(inputs.values())).array.shape[0]
+        now_ns = time.monotonic_ns()
+        if request.trace is not None:
+            request.trace.mark("QUEUE_START", now_ns)
+        return Job(self, request, snapshot, respond, inputs, outputs, batch_size, now_ns, now_ns)
 
     def infer(self, instance: Instance, job: Job) -> InferResponse:
         """Run `job` of a model that is not decoupled; return its response or raise its error."""

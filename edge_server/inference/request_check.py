@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import InvalidRequest
 from edge_server.requests import log_prefix
-from edge_server.tensors import shape_fits, shape_text
+from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Set
@@ -48,13 +48,12 @@ def _fits(config: ModelConfig, request: InferRequest) -> bool:
     if inputs.keys() != config.input_names or not config.output_names.issuperset(request.outputs):
         return False
     batch_sizes = set()
-    for name, (datatype, expected) in config.full_inputs.items():
+    for name, (datatype, expected, fixed) in config.full_inputs.items():
         array = inputs[name].array
         if array.dtype != datatype.numpy or len(array.shape) != len(expected):
             return False
-        for got, want in zip(array.shape, expected, strict=True):
-            if want not in (got, -1):
-                return False
+        if [at for at, size in fixed if array.shape[at] != size]:
+            return False
         batch_sizes.add(array.shape[0] if expected else 0)
     if config.max_batch_size == 0:
         return True
@@ -115,7 +114,7 @@ def check_tensor(
 
     Raises: InvalidRequest: the model takes another type or shape.
     """
-    expected_type, expected = config.full_inputs[name]
+    expected_type, expected, fixed = config.full_inputs[name]
     if datatype is not expected_type:
         raise InvalidRequest(
             f"{log_prefix(request_id)}inference input '{name}' data-type is "
@@ -128,7 +127,8 @@ def check_tensor(
             f"{log_prefix(request_id)}input '{name}' has no shape but model requires batch "
             f"dimension for '{config.name}'"
         )
-    if shape != expected and not shape_fits(shape, expected):
+    # As `shape_fits`: every request comes by here.
+    if len(shape) != len(expected) or [at for at, size in fixed if shape[at] != size]:
         raise InvalidRequest(
             f"{log_prefix(request_id)}unexpected shape for input '{name}' for model "
             f"'{config.name}'. Expected {shape_text(expected)}, got {shape_text(shape)}. "

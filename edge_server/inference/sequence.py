@@ -114,7 +114,7 @@ class SequenceScheduler(Submits):
             raise InternalError(f"model '{config.name}' gets no thread: {error}") from error
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        job = Job(self._executor, request, snapshot, respond)
+        job = self._executor.job(request, snapshot, respond)
         job.outputs |= self._states.output_names
         job.iterative = self._iterative
         place = self._place(job)
@@ -359,7 +359,7 @@ class SequenceScheduler(Submits):
     def _padding_like(self, job: Job) -> Job:
         inputs = {name: Tensor(zeros(t.datatype, t.shape)) for name, t in job.inputs.items()}
         request = InferRequest(self._executor.config.name, inputs | self._controls.of(None))
-        padding = Job(self._executor, request, job.snapshot)
+        padding = self._executor.job(request, job.snapshot)
         padding.outputs = job.outputs
         padding.padding = True
         return padding

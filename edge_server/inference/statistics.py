@@ -140,11 +140,10 @@ class ComputeTimes:
     output_ns: int = 0
 
     def add(self, phases: Phases) -> None:
-        input_ns, infer_ns, output_ns = phases
         self.computed += 1
-        self.input_ns += input_ns
-        self.infer_ns += infer_ns
-        self.output_ns += output_ns
+        self.input_ns += phases.input
+        self.infer_ns += phases.infer
+        self.output_ns += phases.output
 
     @property
     def compute_input(self) -> Duration:
@@ -289,12 +288,11 @@ class ModelStatistics:
             if alone:
                 counts.last_inference_ns = time.time_ns()
                 counted = counts, counts.batches[alone]
-            input_ns, infer_ns, output_ns = phases
-            for times in counted:
+            for times in counted:  # as `ComputeTimes.add`
                 times.computed += 1
-                times.input_ns += input_ns
-                times.infer_ns += infer_ns
-                times.output_ns += output_ns
+                times.input_ns += phases.input
+                times.infer_ns += phases.infer
+                times.output_ns += phases.output
             counts.success.count += 1
             counts.success.ns += total_ns
             counts.queue_ns += queue_ns

@@ -40,9 +40,10 @@ class CanaryOutcomes:
 
     def quarantine(self, model_spec: ModelSpec, reason: str) -> None:
         """Quarantine a version that failed, before its predecessor is published again: a process
-        that is killed once anybody knows of the rollback must not serve it after its restart."""
+        that is killed once anybody knows of the rollback must not serve it after its restart, and
+        no load may read it from now on. The caller holds the lock of the table."""
 
-    def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
+    def rolled_back(self, model_spec: ModelSpec) -> None:
         """Note that the predecessor is published again."""
 
     def passed(self, model_spec: ModelSpec) -> None: ...
@@ -256,7 +257,7 @@ class ModelLifecycle:
             elif back:
                 for each in faulty:
                     self._outcomes.quarantine(each, rollback.reason)
-                self._go_back(rollback, offered, found, {each.name for each in faulty})
+                self._go_back(rollback, offered, found)
         for before in back.values():
             # An ensemble is made anew; a model's versions serve again.
             if misfits or before.built.model_spec.is_ensemble:
@@ -270,7 +271,7 @@ class ModelLifecycle:
             return False
         for each in faulty:
             log.warning("model %s: rolled back: %s", each.name, rollback.reason)
-            self._outcomes.rolled_back(each, rollback.reason)
+            self._outcomes.rolled_back(each)
         return bool(back)
 
     # The caller of the methods below holds the lock of the table.
@@ -509,7 +510,6 @@ class ModelLifecycle:
         rollback: _Rollback,
         offered: Mapping[str, LoadedVersions],
         found: Fit,
-        faulty: Collection[str],
     ) -> None:
         changed = self._take_down_misfits(found)
         for built in self._made(offered, found):
@@ -520,13 +520,9 @@ class ModelLifecycle:
                 self._watched_again(built, rollback),
                 f"rolled back: {rollback.reason}" if goes_back else "",
             )
-            if (
-                spec is not None
-                and built.model_spec not in (spec, coming)
-                and record.name not in faulty
-            ):
-                # It is not at fault; it only does not fit. A model that were `coming` would hold up
-                # its ensembles.
+            if spec is not None and built.model_spec not in (spec, coming):
+                # One that is not in quarantine only does not fit. A model that were `coming` would
+                # hold up its ensembles.
                 if not goes_back:
                     record.coming = record.coming or spec
                 if (copy := copy_of(spec)) is not None:

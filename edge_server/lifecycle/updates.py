@@ -140,15 +140,12 @@ class Deployments(CanaryOutcomes):
         copy = copy_of(model_spec)
         if copy is not None:
             self.store.quarantine(copy.digest, f"rolled back: {reason}", copy.name)
-
-    def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
-        copy = copy_of(model_spec)
-        if copy is None:
-            return
-        self.count("rolled_back")
-        with self.table.lock:
             self.table[copy.name].rolled_back(copy, reason)
-        self.report()
+
+    def rolled_back(self, model_spec: ModelSpec) -> None:
+        if copy_of(model_spec) is not None:
+            self.count("rolled_back")
+            self.report()
 
     def has_served(self, model_spec: ModelSpec) -> bool:
         copy = copy_of(model_spec)
@@ -247,7 +244,8 @@ class Updates:
                     record.is_good(copy)
                     continue
                 kind = Unavailable if record.may_pass else ModelConfigError
-                failure = LoadFailure(kind(record.reason))
+                # An ensemble without a member that fits is served as soon as there is one.
+                failure = LoadFailure(kind(record.reason), misfit=record.coming is not None)
                 now = time.monotonic()
                 record.not_loaded(copy, failure, now, passes=record.may_pass, served=True)
         self._deployments.report()

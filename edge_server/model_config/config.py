@@ -356,8 +356,15 @@ class ModelConfig:
         return frozenset(spec.name for spec in self.outputs)
 
     @cached_property
-    def full_inputs(self) -> Mapping[str, tuple[DataType, tuple[int, ...]]]:
-        return {spec.name: (spec.datatype, self.full_shape(spec)) for spec in self.inputs}
+    def full_inputs(
+        self,
+    ) -> Mapping[str, tuple[DataType, tuple[int, ...], tuple[tuple[int, int], ...]]]:
+        """Input → its type, its full shape, and the dimensions of fixed size in it."""
+        shapes = {spec: self.full_shape(spec) for spec in self.inputs}
+        return {
+            spec.name: (spec.datatype, shape, tuple(d for d in enumerate(shape) if d[1] != -1))
+            for spec, shape in shapes.items()
+        }
 
     @property
     def runs(self) -> int:

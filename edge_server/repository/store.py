@@ -15,6 +15,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from edge_server.board.identity import boot_id
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError
 from edge_server.process.disk import error_of_place, floor_bytes, free_bytes, sync
@@ -80,8 +82,8 @@ class StagedModel:
 
 class Copies:
     """Keeps complete copies as `copies/<key>/<model>` below `directory`, never a partial copy.
-    Unfinished copies are in `incoming` and are removed at the next start. The caller locks all
-    methods but `is_whole`."""
+    Unfinished copies are in `incoming` and are removed at the next start. The time of `<key>` is
+    the turn of the copy in seconds, see `mark`. The caller locks all methods but `is_whole`."""
 
     def __init__(self, directory: Path) -> None:
         self._lent = weakref.WeakValueDictionary[int, StagedModel]()
@@ -151,6 +153,7 @@ class Copies:
         is kept, because its content is the same."""
         if key in self._sizes:
             return
+        os.utime(place, (0, 0))
         sync(place)
         place.rename(self._finished / key)
         self._sizes[key] = self._sizes[place.name]
@@ -159,6 +162,33 @@ class Copies:
         except OSError:
             self.drop(key)
             raise
+
+    def mark(self, state: StoreState) -> None:
+        """Mark the copies that serve after a restart, so that `marked` finds them without the
+        state; as far as the file system allows."""
+        good = (kept for history in state.models.values() for kept in history)
+        turns = {kept.key: kept.turn for kept in good if kept.digest not in state.quarantined}
+        for key in self.keys:
+            place, turn = self._finished / key, turns.get(key, 0)
+            with suppress(OSError):
+                if place.stat().st_mtime_ns != turn * 10**9:
+                    os.utime(place, (turn, turn))
+
+    def marked(self) -> StoreState:
+        """Return the state that the marks show; its copies have no `source`."""
+        found: list[tuple[str, KeptCopy]] = []
+        for key in self.keys:
+            try:
+                turn = int((self._finished / key).stat().st_mtime)
+                for directory in (self._finished / key).iterdir() if turn else ():
+                    content = content_of(look(directory.parent, directory.name))
+                    found.append((directory.name, KeptCopy(content.digest, key, (), turn)))
+            except (OSError, ModelConfigError, ModelLoadError) as error:
+                log.warning("model store: copy %s is not used: %s", key, error)
+        state = StoreState()
+        for name, kept in sorted(found, key=lambda each: each[1].turn):
+            state = replace(state, turn=kept.turn - 1).committed(name, kept)
+        return state
 
     def keep_only(self, keys: set[str]) -> None:
         """Remove the copies that are neither those of `keys` nor in use, as far as the file system
@@ -246,11 +276,20 @@ class ModelStore:
             ) from error
         self._locked: int | None = lock
         self._file = StateFile(directory)
-        self._state = self._file.read()
+        state = self._file.read()
+        self._state = StoreState() if state is None else state
+        if state is None:
+            state = self._copies.marked()
+            log.error(
+                "model store %s: its state is lost: %d models are loaded from the copies that "
+                "served last; content that was quarantined may be loaded again",
+                directory,
+                len(state.models),
+            )
         # Not resolved: a repository that is a link stays the same when its target changes.
         paths = tuple(sorted({os.path.abspath(path) for path in repositories}))  # noqa: PTH100
-        before = self._state.repositories
-        recovered = self._state.recovered(self._copies.keys, self._boot).followed(paths)
+        before = state.repositories
+        recovered = state.recovered(self._copies.keys, self._boot).followed(paths)
         if before and recovered.repositories != before:
             log.warning(
                 "model store %s: was last used for %s, now for %s: the models and the quarantine "
@@ -473,8 +512,9 @@ class ModelStore:
         self._state = state
 
     def _tidy(self) -> None:
-        """Remove the copies that are neither recorded in the state nor in use."""
+        """Remove the copies that are neither recorded in the state nor in use; mark the rest."""
         self._copies.keep_only({kept.key for kept in self._state.kept})
+        self._copies.mark(self._state)
 
     def _make_room(self, size_bytes: int) -> None:
         """Drop copies until there is space for `size_bytes`: copies that served before,

@@ -295,9 +295,10 @@ class StateFile:
         self._before = directory / "state.before.json"
         self._new = directory / "state.json.tmp"
 
-    def read(self) -> StoreState:
-        """Return the last state that was written; set an unreadable file aside and log that once. A
-        store starts with the previous or an empty state rather than not at all."""
+    def read(self) -> StoreState | None:
+        """Return the last state that was written, or the one before; set an unreadable file aside
+        and log that once. None where there is a file, and none that can be read."""
+        lost = False
         for path in (self._path, self._before):
             try:
                 return _decode(path.read_bytes())
@@ -305,6 +306,7 @@ class StateFile:
                 # The very first start, or a crash between the two renames of `write`.
                 continue
             except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+                lost = True
                 suffix = (
                     f".format-{error.format}" if isinstance(error, _OtherFormat) else ".damaged"
                 )
@@ -320,7 +322,7 @@ class StateFile:
                         refusal.strerror,
                         aside,
                     )
-        return StoreState()
+        return None if lost else StoreState()
 
     def look(self) -> StoreState:
         """Return the last state as `read` does, for a process that does not own the store. The

@@ -39,6 +39,7 @@ exec /{HOME}/bin/python3 -I -X faulthandler -m edge_server "$@"
 # Where systemd finds each kind of file of systemd/, all named edge-server*.
 _SYSTEMD = {
     ".service": "usr/lib/systemd/system",
+    ".path": "usr/lib/systemd/system",
     ".timer": "usr/lib/systemd/system",
     ".sysusers": "usr/lib/sysusers.d",
     ".tmpfiles": "usr/lib/tmpfiles.d",
@@ -76,9 +77,10 @@ def site_packages(target: Target, root: Path) -> Path:
 
 
 def units(root: Path) -> list[str]:
-    """The names of the package's services, without templates."""
-    found = (root / _SYSTEMD[".service"]).glob("*.service")
-    return sorted(path.name for path in found if "@" not in path.name)
+    """The names of the package's units that can be enabled, without templates."""
+    found = (root / _SYSTEMD[".service"]).iterdir()
+    enabled = (path.name for path in found if "\n[Install]\n" in path.read_text())
+    return sorted(name for name in enabled if "@" not in name)
 
 
 def _lay_out_environment(target: Target, root: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from edge_server.api.access import AccessRules
 from edge_server.api.calls import CallThreads
-from edge_server.api.grpc.methods import unary
-from edge_server.api.grpc.side import Doorkeeper
+from edge_server.api.grpc.methods import Doorkeeper, unary
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:

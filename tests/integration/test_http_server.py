@@ -279,6 +279,26 @@ def test_a_body_whose_request_never_runs_is_counted_no_more(
     assert _call(server, "POST", "/length", b"a" * size) == (200, b"%d" % size)
 
 
+@pytest.mark.parametrize("path", [b"/length", b"/slow"], ids=["has not begun", "runs"])
+def test_an_upgrade_beside_a_request_is_not_served(
+    serve: Callable[..., HttpServer], path: bytes
+) -> None:
+    """Its answer would come before that of the request."""
+    server = serve()
+    upgrade = b"GET /listen HTTP/1.1\r\n" + _UPGRADE + b"\r\n"
+    with _connect(server) as connection:
+        connection.sendall(b"GET " + path + b" HTTP/1.1\r\n\r\n" + upgrade)
+        answered = b""
+        with suppress(ConnectionError):
+            while data := connection.recv(4096):
+                answered += data
+    assert b"101 Switching Protocols" not in answered
+    wait_until(lambda: not (server.open_connections or _SLOW), TIMEOUT_S)
+    with _connect(server) as connection:
+        connection.sendall(upgrade)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
+
+
 def test_every_request_of_a_connection_learns_that_its_client_is_gone(
     serve: Callable[..., HttpServer], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -28,6 +29,22 @@ def failure(function: str, *arguments: object, timeout_s: float = 60.0) -> str:
     with pytest.raises(ChildFailed) as caught:
         run_in_child(function, *arguments, timeout_s=timeout_s)
     return str(caught.value)
+
+
+def test_a_process_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = []
+
+    def without_a_descriptor(pid: int) -> int:
+        pids.append(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, "pidfd_open", without_a_descriptor)
+    with pytest.raises(OSError, match="Too many open files"):
+        run_in_child("signal:pause")
+    (pid,) = pids
+    assert not is_running(pid)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_the_result_of_the_function_comes_back() -> None:

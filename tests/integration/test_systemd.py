@@ -94,6 +94,10 @@ esac
 """,
 }
 
+NVARGUS = """\
+[Service]
+ExecStart=/bin/sleep infinity
+"""
 UDEVADM = """\
 #!/bin/sh
 echo "stand-in: $*"
@@ -504,6 +508,35 @@ def test_a_jetson_whose_driver_comes_late_says_so_and_starts_anew_when_it_is_the
         assert "the GPU has come: /dev/nvmap came after this process" in said
     finally:
         container.run("rm", "-f", "/etc/nv_tegra_release", "/dev/nvmap", "/usr/bin/udevadm")
+        container.do("systemctl", "daemon-reload")
+
+
+def test_argus_is_restarted_on_request_of_the_daemon(active: Unit) -> None:
+    """A stand-in for nvargus-daemon, and a release file that makes this machine a Jetson. The
+    request is written as the daemon does it, see `Argus` in camera_set.py."""
+    container = active.container
+    container.write("/etc/nv_tegra_release", "# R36 (release), REVISION: 4.3, GCID: 1\n")
+    container.write("/etc/systemd/system/nvargus-daemon.service", NVARGUS)
+    argus, path = Unit(container, "nvargus-daemon"), Unit(container, "edge-server-argus.path")
+    request, restarted = "/run/edge_server/restart-argus", "/run/edge_server_argus/restarted"
+    as_daemon = ("setpriv", "--reuid=edge-server", "--regid=edge-server", "--clear-groups")
+    try:
+        container.do("systemctl", "daemon-reload")
+        container.do("systemctl", "start", "nvargus-daemon", "edge-server-argus.path")
+        assert path["ActiveState"] == "active"
+        for _ in range(2):
+            before = argus["MainPID"]
+            container.do(*as_daemon, "touch", request)
+            wait_until(lambda before=before: argus["MainPID"] not in (before, "0"))
+            wait_until(lambda: container.run("test", "-e", request).returncode != 0)
+            wait_until(lambda: path["SubState"] == "waiting")
+            assert float(container.do(*as_daemon, "cat", restarted).split()[0]) > 0
+        assert Unit(container, "edge-server-argus")["NRestarts"] == "0"
+    finally:
+        container.run("systemctl", "stop", "edge-server-argus.path", "nvargus-daemon")
+        container.run(
+            *("rm", "-f", "/etc/nv_tegra_release", "/etc/systemd/system/nvargus-daemon.service")
+        )
         container.do("systemctl", "daemon-reload")
 
 

@@ -125,6 +125,19 @@ def test_the_lanes_come_from_a_plan_that_gives_what_its_onnx_file_does(
     assert process.terminate() == 0
 
 
+def test_tensorrt_is_loaded_before_the_daemon_is_ready_also_without_a_plan(
+    on_gpu: Callable[..., None], tmp_path: Path, start: Callable[..., Process]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    process = start(f"--model-repository={tmp_path / 'empty'}", "--model-control-mode=explicit")
+    lines = process.log.read_text().splitlines()
+    loaded, ready = (
+        next(i for i, line in enumerate(lines) if words in line)
+        for words in ("tensorrt: 10.3.0.30, loaded in", ": ready, ")
+    )
+    assert loaded < ready
+
+
 def test_the_configuration_is_completed_from_the_plan(
     on_gpu: Callable[..., None],
     models: Path,

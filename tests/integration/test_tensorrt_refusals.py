@@ -126,7 +126,16 @@ profile index range 0-1: the profile is refused
 """
 
 
-@pytest.fixture(params=["10.3", "10.16"])
+# Of JetPack 6.0 (with wheels for Python 3.10 alone), 6.1, 7.0 and 7.2; and the last with NVDLA.
+@pytest.fixture(
+    params=[
+        "8.6",
+        "10.3",
+        pytest.param("10.7", marks=pytest.mark.long),
+        "10.13",
+        "10.16",
+    ]
+)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

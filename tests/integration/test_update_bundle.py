@@ -62,8 +62,8 @@ def test_an_installed_bundle_boots_from_the_other_slot_and_knows_its_root(
     status = board.rauc("status", "--output-format=shell", booted="B").stdout
     assert "RAUC_BOOT_PRIMARY='rootfs.1'" in status
     assert "RAUC_SLOT_BOOT_STATUS_1='good'" in status
-    assert board.rauc("status", "mark-good", booted="B").returncode == 0
-    assert board.firmware.tries("B") == 3
+    assert "on trial" in board.rauc("status", "mark-good", booted="B").stderr
+    assert board.firmware.tries("B") < 3
     back = board.rauc("status", "mark-active", "other", booted="B")
     assert back.returncode == 0, back.stderr
     assert board.firmware.boot() == "A"

@@ -1,36 +1,41 @@
 """Handlers over bytes for every method that a service describes; every error becomes a status.
 
-And what a method may know of its call: its deadline, and whether its caller is still connected.
+And what a method may know of its call, and the doorkeeper that refuses calls before their method.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from edge_server import errors
-from edge_server.api import calls
-from edge_server.api.access import UPDATES
+from edge_server.api.access import TRITON, UPDATES
 from edge_server.api.admission import COUNTED_FROM_BYTES
+from edge_server.api.calls import STATUS as STATUS_NAMES
+from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.traffic import COMPRESSED, WATCHED_FROM_BYTES, Traffic
 from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from edge_server.api.access import AccessRules
     from edge_server.api.admission import ByteBudget
+    from edge_server.api.calls import CallThreads
 
     Handler = grpc.RpcMethodHandler[Any, Any]
+    # Returns the reason to refuse a call now; None admits it.
+    Refuses = Callable[[], errors.EdgeServerError | None]
 
 log = logging.getLogger(__name__)
 
-STATUS = {error: grpc.StatusCode[status.grpc] for error, status in calls.STATUS.items()}
+STATUS = {error: grpc.StatusCode[status.grpc] for error, status in STATUS_NAMES.items()}
+INFER = f"{TRITON}ModelInfer"
 
 # Such requests are short; protobuf's objects can be many times larger than the parsed bytes.
 _LONGEST_QUESTION_BYTES = 64 * 1024
@@ -211,23 +216,20 @@ def header_text(text: str) -> str:
     return text
 
 
-class UnaryCall:
+class UnaryCall(msgspec.Struct, eq=False):
     """A unary call: its request is cancelled once the call is over; see `Call`."""
 
-    __slots__ = ("_budget", "context", "counted_bytes")
-
-    def __init__(self, context: grpc.ServicerContext, budget: ByteBudget) -> None:
-        self.context = context
-        self._budget = budget
-        self.counted_bytes = 0
+    context: grpc.ServicerContext
+    budget: ByteBudget
+    counted_bytes: int = 0
 
     def count(self, size_bytes: int) -> None:
-        self._budget.take(size_bytes)
+        self.budget.take(size_bytes)
         self.counted_bytes += size_bytes
 
     def release(self) -> None:
         counted_bytes, self.counted_bytes = self.counted_bytes, 0
-        self._budget.give(counted_bytes)
+        self.budget.give(counted_bytes)
 
     @property
     def cancelled(self) -> bool:
@@ -238,7 +240,60 @@ class UnaryCall:
             callback()
 
 
-def timeout_s(context: grpc.ServicerContext) -> float | None:
-    """Seconds until the caller's deadline; grpc reports "never" as some hundred billion years."""
-    left_s = context.time_remaining()
-    return None if left_s is None or left_s > threading.TIMEOUT_MAX else left_s
+class Doorkeeper(grpc.ServerInterceptor):
+    """Refuses calls that are not allowed, or for which there is no room.
+
+    gRPC asks it on the one thread that receives all calls. A refused call ends right there, without
+    its message and without another thread: at ten times the load that can be served, the remaining
+    processor time decides the throughput.
+    """
+
+    def __init__(
+        self,
+        threads: CallThreads,
+        refusals: Mapping[str, Refuses],
+        rules: AccessRules,
+        requests: RequestMetrics | None = None,
+    ) -> None:
+        self._threads = threads
+        self._refusals = refusals
+        self._rules = rules if rules.refuse_any else None
+        self._requests = requests or RequestMetrics()
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        call: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = continuation(call)
+        method: str = call.method
+        if handler is None:
+            return None
+        if self._rules is not None:
+            metadata = call.invocation_metadata
+            if (token := self._rules.token_refusal(method, metadata)) is not None:
+                return self._refusing(status_of(token), str(token))
+            if text := self._rules.refusal(method, metadata):
+                # Triton's own status, and in our services the one that says what it is.
+                triton = method.startswith((TRITON, "/grpc."))
+                codes = grpc.StatusCode
+                return self._refusing(
+                    codes.UNAVAILABLE if triton else codes.PERMISSION_DENIED, text
+                )
+        refusal = self._refusals.get(method)
+        error = None if refusal is None else refusal()
+        if method == INFER:
+            if error is None and self._threads.waiting:
+                error = errors.Unavailable(
+                    "Exceeds maximum queue size: every thread of the server is taken"
+                )
+            if error is not None:
+                self._requests.failed("grpc", status_of(error).name)
+        return handler if error is None else self._refusing(status_of(error), str(error))
+
+    def _refusing(self, code: grpc.StatusCode, text: str) -> Handler:
+        def refuse(_: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+            context.abort(code, text)
+
+        self._threads.run_next_here()
+        return grpc.stream_unary_rpc_method_handler(refuse)

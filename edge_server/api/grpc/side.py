@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import grpc
 
-from edge_server.api.access import REFLECTION, TRITON
+from edge_server.api.access import REFLECTION
 from edge_server.api.admission import Admission, ByteBudget
 from edge_server.api.calls import CallThreads
 from edge_server.api.certificates import CertificateWatch
@@ -23,26 +23,21 @@ from edge_server.api.grpc.lane_service import (
     LaneServicer,
     too_many_lane_streams,
 )
-from edge_server.api.grpc.methods import method_handlers, parsing, status_of, streaming
+from edge_server.api.grpc.methods import INFER, Doorkeeper, method_handlers, parsing, streaming
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.board.listening import host_and_port, listener, remedy
 from edge_server.errors import AlreadyRunning, SettingsError, Unavailable
 from edge_server.process.disk import error_of_place, lock_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import NoReturn
+    from collections.abc import Iterator, Sequence
 
     from edge_server.api.access import AccessRules
     from edge_server.api.calls import RequestMetrics
     from edge_server.api.certificates import CertificateFiles
     from edge_server.api.grpc.lane_service import LaneSources
-    from edge_server.api.grpc.methods import Handler
-    from edge_server.errors import EdgeServerError
+    from edge_server.api.grpc.methods import Refuses
     from edge_server.settings import Grpc, Tls
-
-    # Returns the reason to refuse a call now; None admits it.
-    Refuses = Callable[[], EdgeServerError | None]
 
 
 class UnixSocket:
@@ -144,7 +139,6 @@ def _lock(path: Path) -> int:
 _INFERENCES_AT_ONCE = 28
 LOADS_AT_ONCE = 16
 _OTHER_THREADS = _INFERENCES_AT_ONCE + LOADS_AT_ONCE + 4
-_INFER = f"{TRITON}ModelInfer"
 
 
 class Side:
@@ -154,7 +148,6 @@ class Side:
         self, settings: Grpc, rules: AccessRules, requests: RequestMetrics, *, unix: bool
     ) -> None:
         self.rules = rules
-        self._requests = requests
         streams, lane_streams = settings.max_infer_streams, settings.max_lane_streams
         # Each open stream holds a thread.
         self.threads = CallThreads(
@@ -170,13 +163,13 @@ class Side:
             longest_decompressed_bytes=settings.max_decompressed_bytes,
             inferences=lambda: self.gate.inside,
         )
-        refusals: dict[str, Refuses] = {_INFER: self._refusal}
+        refusals: dict[str, Refuses] = {INFER: self.gate.refusal}
         long = (*(f"/{SERVICE.full_name}/{name}" for name in OVER_BYTES), *REFLECTION)
         refusals.update(dict.fromkeys(long, self.lane_gate.stream_refusal))
         self.server = grpc.server(
             # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.
             self.threads,  # type: ignore[arg-type]
-            interceptors=[Doorkeeper(self.threads, refusals, rules)],
+            interceptors=[Doorkeeper(self.threads, refusals, rules, requests)],
             options=channel_options(settings, unix=unix),
         )
         self.where = ""
@@ -239,15 +232,6 @@ class Side:
             handler = streaming(reflect, path, self.traffic, self.rules)
             self.server.add_registered_method_handlers(service, {method: handler})
 
-    def _refusal(self) -> EdgeServerError | None:
-        if not self.threads.waiting and not self.gate.is_full:
-            return None
-        error = self.gate.refusal() or Unavailable(
-            "Exceeds maximum queue size: every thread of the server is taken"
-        )
-        self._requests.failed("grpc", status_of(error).name)
-        return error
-
 
 class Certificates:
     """The server's certificate, and the clients' authority if `tls` is mutual.
@@ -293,6 +277,8 @@ _OPTIONS = {
     "grpc.max_metadata_size": "max_metadata_bytes",
     "grpc.absolute_max_metadata_size": "max_metadata_bytes",
     "grpc.server_handshake_timeout_ms": "handshake_timeout_ms",
+    # Until a client acknowledges the settings, gRPC holds it to none of these limits.
+    "grpc.http2.settings_timeout": "handshake_timeout_ms",
     "grpc.max_connection_idle_ms": "idle_timeout_ms",
     "grpc.keepalive_time_ms": "keepalive_time_ms",
     "grpc.keepalive_timeout_ms": "keepalive_timeout_ms",
@@ -340,50 +326,3 @@ def limit_bytes(pending_bytes: int, longest_bytes: int) -> int:
 
 def _reason(error: RuntimeError) -> str:
     return str(error).splitlines()[0]
-
-
-class Doorkeeper(grpc.ServerInterceptor):
-    """Refuses calls that are not allowed, or for which there is no room.
-
-    gRPC asks it on the one thread that receives all calls. A refused call ends right there, without
-    its message and without another thread: at ten times the load that can be served, the remaining
-    processor time decides the throughput.
-    """
-
-    def __init__(
-        self, threads: CallThreads, refusals: Mapping[str, Refuses], rules: AccessRules
-    ) -> None:
-        self._threads = threads
-        self._refusals = refusals
-        self._rules = rules if rules.refuse_any else None
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        call: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        handler = continuation(call)
-        method: str = call.method
-        if handler is None:
-            return None
-        if self._rules is not None:
-            metadata = call.invocation_metadata
-            if (token := self._rules.token_refusal(method, metadata)) is not None:
-                return self._refusing(status_of(token), str(token))
-            if text := self._rules.refusal(method, metadata):
-                # Triton's own status, and in our services the one that says what it is.
-                triton = method.startswith((TRITON, "/grpc."))
-                codes = grpc.StatusCode
-                return self._refusing(
-                    codes.UNAVAILABLE if triton else codes.PERMISSION_DENIED, text
-                )
-        refusal = self._refusals.get(method)
-        error = None if refusal is None else refusal()
-        return handler if error is None else self._refusing(status_of(error), str(error))
-
-    def _refusing(self, code: grpc.StatusCode, text: str) -> Handler:
-        def refuse(_: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
-            context.abort(code, text)
-
-        self._threads.run_next_here()
-        return grpc.stream_unary_rpc_method_handler(refuse)

@@ -22,7 +22,7 @@ from edge_server.api.control_calls import (
     update_trace_settings,
 )
 from edge_server.api.convert import to_infer_request, to_response_message
-from edge_server.api.grpc.methods import method_handlers, status_of, timeout_s
+from edge_server.api.grpc.methods import method_handlers, status_of
 from edge_server.api.grpc.stream import InferStream
 from edge_server.api.grpc.traffic import COMPRESSED, Traffic
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
@@ -79,6 +79,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         headers: HeaderForwarding | None = None,
     ) -> None:
         self._data_plane = data_plane
+        self._lease = data_plane.lease
         self._admission = admission
         self._name = name
         self._version = version
@@ -131,7 +132,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         began_ns = time.monotonic_ns()
         context = call.context
         try:
-            with self._admission, self._data_plane.lease() as snapshot:
+            with self._admission, self._lease() as snapshot:
                 message, raw = read_request(request, call)
                 loaded = snapshot.find(message.model_name, message.model_version)
                 if loaded.config.decoupled:
@@ -141,7 +142,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
                 read, forms = to_infer_request(
                     message,
                     raw,
-                    timeout_s(context),
+                    context.time_remaining(),
                     call,
                     self._shared_memory,
                     config=loaded.config,
@@ -194,13 +195,13 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
             data = self._traffic.decompressed(data, stream_request)
         message, raw = read_request(data, stream_request)
         stream_request.id = message.id
-        lease = self._data_plane.lease()
+        lease = self._lease()
         try:
             loaded = lease.snapshot.find(message.model_name, message.model_version)
             request, stream_request.forms = to_infer_request(
                 message,
                 raw,
-                timeout_s(context),
+                context.time_remaining(),
                 stream_request,
                 self._shared_memory,
                 config=loaded.config,

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from edge_server.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from edge_server.api.admission import Call
 
@@ -174,16 +174,18 @@ def _walk(data: memoryview) -> tuple[bytes, list[memoryview]] | None:
 
 def _fields(
     data: memoryview, most: int = _MOST_FIELDS, too_many: str = _TOO_MANY_FIELDS
-) -> Iterator[tuple[int | None, int, int, int]]:
-    """Yield for each top-level field its tag, its start, and start and end of its value.
+) -> list[tuple[int | None, int, int, int]]:
+    """Return for each top-level field its tag, its start, and start and end of its value.
 
-    The tag is None, and the walk ends, at a field that cannot be parsed.
+    The tag is None, and the list ends, at a field that cannot be parsed. Raises InvalidRequest
+    where there are more than `most`.
     """
+    fields: list[tuple[int | None, int, int, int]] = []
     end = len(data)
     start = 0
     for _ in range(most + 1):
         if start == end:
-            return
+            return fields
         try:
             # Nearly all tags, and the lengths of short fields, have one byte.
             tag, place = data[start], start + 1
@@ -202,9 +204,9 @@ def _fields(
         except (IndexError, KeyError):
             after = end + 1
         if after > end:
-            yield None, start, start, end
-            return
-        yield tag, start, place, after
+            fields.append((None, start, start, end))
+            return fields
+        fields.append((tag, start, place, after))
         start = after
     raise InvalidRequest(too_many)
 

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -183,7 +184,7 @@ class HttpCall:
         budget: counts the body until `release`.
 
     Attributes:
-        body: once it is read.
+        body: once it is read; while it is read, with room for what is to come.
         is_complete, is_read: the client has sent the body; `read` has returned it.
         began_ns, read_ns: when the header and then the body was complete; `time.monotonic_ns()`.
     """
@@ -215,21 +216,20 @@ class HttpCall:
         Raises:
             RequestRefused: it is too long.
         """
-        buffer, used = bytearray(), 0
+        used = 0
         if self.length:
-            buffer = self._room(buffer, self.length)
+            self._make_room(self.length)
         while not self.is_complete:
             message = await receive()
             if message["type"] != "http.request":
                 return message
             part = message["body"]
             end = used + len(part)
-            if end > len(buffer):
-                more = max(end, min(2 * len(buffer), self._longest_bytes))
-                buffer = self._room(buffer, more)
-            buffer[used:end] = part
+            if end > len(self.body):
+                self._make_room(max(end, min(2 * len(self.body), self._longest_bytes)))
+            self.body[used:end] = part
             used = end
-        self.body = memoryview(buffer)[:used]
+        self.body = self.body[:used]
         self.read_ns = time.monotonic_ns()
         self.is_read = True
         return {"type": "http.request", "body": self.body, "more_body": False}
@@ -308,26 +308,28 @@ class HttpCall:
                 return
         callback()
 
-    def _room(self, buffer: bytearray, size_bytes: int) -> bytearray:
-        """Return `buffer` with that length, counted.
+    def _make_room(self, size_bytes: int) -> None:
+        """Give the body that length, counted.
 
         Raises:
-            RequestRefused: it is too long, or does not fit beside what other calls hold.
+            RequestRefused: it is too long, or does not fit beside what other calls hold; the body
+                is empty then.
         """
         if size_bytes > self._longest_bytes:
-            buffer.clear()  # the error's frames keep it
+            self.body = memoryview(b"")
             raise self._too_long(size_bytes)
         if size_bytes >= COUNTED_FROM_BYTES:
             try:
                 self._budget.take(size_bytes - self._counted_bytes)
             except Unavailable as error:
-                buffer.clear()
+                self.body = memoryview(b"")
                 self.give(self._counted_bytes)
                 raise RequestRefused(503, str(error)) from None
             self._counted_bytes = size_bytes
-        grown = bytearray(size_bytes)
-        grown[: len(buffer)] = buffer
-        return grown
+        # A bytearray would be filled with zeros, 40 ms for 60 MiB in which no other thread runs.
+        grown = memoryview(np.empty(size_bytes, np.uint8))
+        grown[: len(self.body)] = self.body
+        self.body = grown
 
     def _too_long(self, size_bytes: int) -> RequestRefused:
         self.give(self._counted_bytes)

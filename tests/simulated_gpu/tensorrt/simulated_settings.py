@@ -2,7 +2,7 @@
 
 Words parted by commas, from the environment or from a test:
 
-    version=10.3.0.30   what it is; the table has 8.6, 10.3, 10.16 and 11.4
+    version=10.3.0.30   what it is; the table has those of names.json
     dla_cores=2         how many NVDLA cores it sees
     fail=WHAT:N         the call after N good ones fails: deserialize, context, profile, enqueue,
                         build, or run, which breaks the device, in the stream

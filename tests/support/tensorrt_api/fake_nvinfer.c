@@ -1,5 +1,5 @@
-// SIMULATION of libnvinfer, behind NVIDIA's own Python bindings of TensorRT 10: a runtime, an engine
-// and an execution context, as far as edge_server calls them, so that a test can see what the
+// SIMULATION of libnvinfer, behind NVIDIA's own Python bindings of TensorRT 8.6 (-DMAJOR=8) and 10: a
+// runtime, an engine and an execution context, as far as edge_server calls them, so that a test can see what the
 // bindings do where TensorRT refuses. It calculates nothing.
 //
 // The plan is a text. Its network adds two inputs, x and z, both (-1, 4) FP32, to an output y, in
@@ -15,7 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { int32_t count; int64_t sizes[8]; } Dims;
+#if MAJOR < 10
+typedef int32_t Size;
+#else
+typedef int64_t Size;
+#endif
+typedef struct { int32_t count; Size sizes[8]; } Dims;
 typedef struct Behind Behind;
 typedef struct { void **table; Behind *behind; } Face;
 struct Behind { void **table; Face *face; Face *engine; int32_t profile; Dims inputs[2]; };
@@ -109,6 +114,22 @@ static _Bool context_enqueue(Behind *self, void *stream) {
     return !refused("enqueue");
 }
 #define REST(first) [first ... 79] = (Function *)unknown
+#define ALL [0 ... 79] = (Function *)unknown
+#if MAJOR < 10
+static Function *CONTEXT[] = {
+    ALL,
+    [8] = (Function *)context_engine,
+    [14] = (Function *)context_profile,
+    [19] = (Function *)context_all_dimensions,
+    [25] = (Function *)context_set_profile,
+    [29] = (Function *)context_set_shape,
+    [30] = (Function *)context_shape,
+    [32] = (Function *)context_set_address,
+    [35] = (Function *)context_infer_shapes,
+    [39] = (Function *)context_set_allocator,
+    [44] = (Function *)context_enqueue,
+};
+#else
 static Function *CONTEXT[] = {
     [0 ... 6] = unknown,
     [7] = (Function *)context_engine,
@@ -130,6 +151,7 @@ static Function *CONTEXT[] = {
     [37] = (Function *)context_enqueue,
     REST(38),
 };
+#endif
 
 // ---- ICudaEngine ----
 static Face *engine_context(Behind *self, int32_t strategy) {
@@ -165,6 +187,21 @@ static Dims engine_profile_shape(Behind *self, const char *name, int32_t profile
 }
 static int32_t engine_tensors(Behind *self) { (void)self; return 3; }
 static const char *engine_name(Behind *self, int32_t index) { (void)self; return NAMES[index]; }
+#if MAJOR < 10
+static Function *ENGINE[] = {
+    ALL,
+    [11] = (Function *)engine_context,
+    [22] = (Function *)engine_profiles,
+    [34] = (Function *)engine_shape,
+    [35] = (Function *)engine_type,
+    [36] = (Function *)engine_place,
+    [38] = (Function *)engine_mode,
+    [41] = (Function *)engine_format,
+    [44] = (Function *)engine_profile_shape,
+    [45] = (Function *)engine_tensors,
+    [46] = (Function *)engine_name,
+};
+#else
 static Function *ENGINE[] = {
     [0 ... 4] = unknown,
     [5] = (Function *)engine_context,
@@ -184,6 +221,7 @@ static Function *ENGINE[] = {
     [31] = (Function *)engine_name,
     REST(32),
 };
+#endif
 
 // ---- IRuntime ----
 static Face *runtime_engine(Behind *self, const void *plan, size_t nbytes) {
@@ -192,6 +230,13 @@ static Face *runtime_engine(Behind *self, const void *plan, size_t nbytes) {
     return make((void **)ENGINE);
 }
 static int32_t runtime_cores(Behind *self) { (void)self; return 0; }
+#if MAJOR < 10
+static Function *RUNTIME[] = {
+    ALL,
+    [2] = (Function *)runtime_engine,
+    [5] = (Function *)runtime_cores,
+};
+#else
 static Function *RUNTIME[] = {
     [0 ... 2] = unknown,
     [3] = (Function *)runtime_engine,
@@ -199,6 +244,7 @@ static Function *RUNTIME[] = {
     [7] = (Function *)runtime_cores,
     REST(8),
 };
+#endif
 
 void *createInferRuntime_INTERNAL(void *its_logger, int version) {
     (void)version;
@@ -214,4 +260,11 @@ GIVES_NULL(createNvOnnxParserRefitter_INTERNAL)
 GIVES_NULL(getNvOnnxParserVersion)
 GIVES_NULL(getBuilderPluginRegistry)
 GIVES_NULL(getPluginRegistry)
+#if MAJOR < 10
+// What the bindings' parsers for UFF and Caffe want to find.
+GIVES_NULL(_ZN11nvuffparser15createUffParserEv)
+GIVES_NULL(_ZN11nvuffparser8FieldMapC1EPKcPKvNS_9FieldTypeEi)
+GIVES_NULL(_ZN14nvcaffeparser117createCaffeParserEv)
+GIVES_NULL(_ZN14nvcaffeparser123shutdownProtobufLibraryEv)
+#endif
 _Bool initLibNvInferPlugins(void *its_logger, const char *name) { (void)its_logger; (void)name; return 1; }

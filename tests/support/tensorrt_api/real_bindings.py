@@ -26,6 +26,8 @@ NAMES = HERE / "names.json"
 WHEELS = {
     "8.6": ("tensorrt-bindings==8.6.1", 8),
     "10.3": ("tensorrt-cu12-bindings==10.3.0", 10),
+    "10.7": ("tensorrt-cu12-bindings==10.7.0", 10),
+    "10.13": ("tensorrt-cu12-bindings==10.13.3.9", 10),
     "10.16": ("tensorrt-cu12-bindings==10.16.1.11", 10),
     "11.4": ("tensorrt-cu12-bindings==11.4.0.106", 11),
 }
@@ -101,7 +103,7 @@ def importing(version: str, folder: Path) -> dict[str, str]:
 
 
 def refusing(version: str, folder: Path) -> dict[str, str]:
-    """As `importing`, and behind the bindings is a TensorRT 10 that can be told to refuse:
+    """As `importing`, and behind the bindings is a TensorRT 8.6 or 10 that can be told to refuse:
     `fake_nvinfer.c`.
 
     Raises:
@@ -176,7 +178,10 @@ def _libraries(major: int, source: Path, folder: Path) -> Path:
             being_built = library.with_suffix(f".{os.getpid()}")
             soname = f"-Wl,-soname,{library.name}"
             subprocess.run(
-                [compiler, "-shared", "-fPIC", soname, "-o", being_built, source],
+                [
+                    *(compiler, "-shared", "-fPIC", f"-DMAJOR={major}", soname),
+                    *("-o", being_built, source),
+                ],
                 check=True,
                 timeout=60,
             )

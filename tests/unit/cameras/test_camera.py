@@ -161,6 +161,28 @@ def test_a_library_is_loaded_within_the_time_to_open_a_camera() -> None:
     assert len(rig.readers) == 1
 
 
+def test_openings_that_fail_are_counted_and_a_reboot_is_needed_until_a_frame_comes() -> None:
+    rig = Rig()
+    rig.advance(0.0)
+    rig.lose("no_decoder")  # there is nothing to open it with
+    assert rig.camera.failed_openings == 0
+    for number in (1, 2):
+        rig.advance(6.0)
+        rig.lose("unavailable")
+        assert rig.camera.failed_openings == number
+    rig.camera.need_reboot()
+    rig.advance(6.0)
+    rig.lose("stuck")
+    assert state_of(rig) == (CameraState.LOST, "reboot_needed")
+    assert rig.camera.status.text.startswith("cable out; nvargus-daemon was restarted")
+    rig.advance(6.0)
+    rig.go_live(1)
+    assert state_of(rig) == (CameraState.LIVE, "")
+    assert rig.camera.failed_openings == 0
+    rig.lose("lost")
+    assert state_of(rig) == (CameraState.LOST, "lost")
+
+
 @pytest.mark.parametrize(("period_s", "limit_s"), [(1 / 30, 0.3), (1 / 5, 0.6)])
 def test_a_camera_stalls_after_three_periods_or_300_ms(period_s: float, limit_s: float) -> None:
     rig = Rig()

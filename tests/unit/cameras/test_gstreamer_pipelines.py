@@ -69,7 +69,7 @@ def test_the_jetson_decodes_rtsp_in_hardware() -> None:
         "rtspsrc name=source protocols=tcp latency=100 drop-on-latency=true buffer-mode=none "
         "tcp-timeout=3000000 ! rtph264depay name=packets ! h264parse config-interval=-1 "
         "! video/x-h264,width=(int)[1,8192],height=(int)[1,8192] "
-        "! nvv4l2decoder enable-max-performance=1 ! nvvidconv ! video/x-raw,format=NV12 "
+        "! nvv4l2decoder name=decoder ! nvvidconv ! video/x-raw,format=NV12 "
         f"! {SINK}"
     )
 

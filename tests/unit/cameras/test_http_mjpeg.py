@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import cv2
@@ -15,24 +18,28 @@ from edge_server.cameras import http_mjpeg
 from edge_server.cameras.http_mjpeg import (
     MjpegStream,
     MultipartParser,
+    Wire,
     _get,
     _redirected,
     open_response,
 )
 from edge_server.cameras.jpeg import JpegDecoder
+from edge_server.cameras.network import SilentError
 from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from support.certificates import Authority
+
 URI = parse_source_uri("http://127.0.0.1:8081/stream")
 WAIT_S = 5.0
 
 
-def part(width: int) -> bytes:
+def part(width: int, height: int = 480) -> bytes:
     """A picture of noise, so that it has some kilobytes."""
-    pixels = np.random.default_rng(1).integers(0, 255, (480, width, 3), np.uint8)
+    pixels = np.random.default_rng(1).integers(0, 255, (height, width, 3), np.uint8)
     jpeg = cv2.imencode(".jpg", pixels)[1].tobytes()
     return b"--b\r\nContent-Length: %d\r\n\r\n%s\r\n" % (len(jpeg), jpeg)
 
@@ -40,15 +47,18 @@ def part(width: int) -> bytes:
 class Camera:
     """Sends what the test says, in chunks or plainly."""
 
-    def __init__(self, chunked: bool) -> None:
+    def __init__(self, chunked: bool, authority: Authority | None = None) -> None:
         ours, self._socket = socket.socketpair()
         self._chunked = chunked
+        if authority is not None:
+            ours, self._socket = _encrypted(ours, self._socket, authority)
         coding = b"Transfer-Encoding: chunked\r\n" if chunked else b""
         self._socket.sendall(b"HTTP/1.1 200 OK\r\n%s\r\n" % coding)
-        response = http.client.HTTPResponse(ours, method="GET")
+        wire = Wire(ours, time.monotonic() + WAIT_S)
+        response = http.client.HTTPResponse(wire, method="GET")  # type: ignore[arg-type]
         response.begin()
         parser, decoder = MultipartParser(b"b"), JpegDecoder("cam")
-        self.stream = MjpegStream(response, ours, parser, "cam", decoder)
+        self.stream = MjpegStream(response, wire, parser, "cam", decoder)
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(b"%X\r\n%s\r\n" % (len(data), data) if self._chunked else data)
@@ -59,6 +69,18 @@ class Camera:
     def width(self) -> int:
         assert self.stream.grab(WAIT_S)
         return self.stream.retrieve().image.width
+
+
+def _encrypted(
+    ours: socket.socket, theirs: socket.socket, authority: Authority
+) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*authority.issue("camera"))
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(server.wrap_socket, theirs, server_side=True)
+        return client.wrap_socket(ours), accepted.result(WAIT_S)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "chunked"])
@@ -75,6 +97,56 @@ def test_of_images_that_wait_only_the_newest_is_given(camera: Camera) -> None:
     for width in (30, 40, 50):
         camera.send(part(width))
     assert camera.width() == 50
+
+
+def test_an_image_that_waits_in_the_layer_of_tls_is_not_left_there(authority: Authority) -> None:
+    """One record of TLS brings both images, and http.client reads the first part of it."""
+    camera = Camera(chunked=True, authority=authority)
+    camera.send(part(10))
+    assert camera.width() == 10
+    camera.send(part(11, height=240) + part(12))
+    assert camera.width() == 12
+    camera.stream.close()
+    camera.close()
+
+
+def test_a_head_that_comes_byte_by_byte_takes_no_longer_than_any_other() -> None:
+    ours, camera = socket.socketpair()
+    over = threading.Event()
+
+    def send() -> None:
+        camera.sendall(b"HTTP/1.1 200 ")
+        while not over.wait(0.002):
+            camera.sendall(b"x")
+
+    with ours, camera, ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(send)
+        try:
+            with pytest.raises(SilentError):
+                _get(Wire(ours, time.monotonic() + 0.1), URI, "")
+        finally:
+            over.set()
+        assert sent.exception(WAIT_S) is None or isinstance(sent.exception(), BrokenPipeError)
+
+
+def test_a_chunk_that_comes_byte_by_byte_ends_the_wait_in_time() -> None:
+    camera = Camera(chunked=True)
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.wait(0.002):
+            camera._socket.sendall(b"0")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(send)
+        try:
+            assert not camera.stream.grab(0.1)
+        finally:
+            over.set()
+    with pytest.raises(SourceError, match="a part of what came before is lost"):
+        camera.stream.grab(0.1)
+    camera.stream.close()
+    camera.close()
 
 
 def test_an_image_that_has_come_is_not_kept_until_the_next_one_has(camera: Camera) -> None:
@@ -116,7 +188,8 @@ def test_any_address_makes_a_request(uri: str, target: bytes, host: bytes) -> No
     ours, camera = socket.socketpair()
     with ours, camera:
         camera.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
-        response = _get(ours, parse_source_uri(uri), "Basic é", time.monotonic() + WAIT_S)
+        wire = Wire(ours, time.monotonic() + WAIT_S)
+        response = _get(wire, parse_source_uri(uri), "Basic é")
         assert response.status == 204
         request = camera.recv(4096).split(b"\r\n")
     assert request[0] == b"GET %s HTTP/1.1" % target

@@ -30,7 +30,7 @@ def test_what_only_gstreamer_reads_names_the_packages(text: str) -> None:
     assert choose_reader(uri, "auto", "") == "gstreamer"
     with pytest.raises(SourceError, match="apt install python3-gi") as caught:
         choose_reader(uri, "auto", MISSING)
-    assert caught.value.reason == "unavailable"
+    assert caught.value.reason == "no_decoder"
     with pytest.raises(SourceUriError, match="OpenCV, the reader in its settings, cannot"):
         choose_reader(uri, "opencv", "")
 

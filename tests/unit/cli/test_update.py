@@ -162,13 +162,17 @@ def test_a_slot_chosen_by_hand_during_the_wait_for_health_is_left_chosen(board: 
     assert "given up by hand" in RecordFile(board.state).read().result
 
 
-def test_a_system_on_trial_keeps_the_one_to_go_back_to(board: Board) -> None:
+def test_a_system_on_trial_keeps_the_one_to_go_back_to_and_gets_no_tries(board: Board) -> None:
     board.device().switch("B", "rauc")
     assert board.boot() == "B"
     with pytest.raises(Unavailable, match="A has the system to go back to"):
         board.device().set_bad("A")
+    with pytest.raises(Unavailable, match="update commit judges it"):
+        board.device().set_good("B")
+    assert board.firmware.tries("B") == TRIES - 1
     assert board.device().slots.is_good("A")
     board.commit()
+    board.device().set_good("B")
     board.device().set_bad("A")
     assert not board.device().slots.is_good("A")
 

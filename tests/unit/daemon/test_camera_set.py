@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 
 from edge_server.cameras.frame import Frame, Pace
 from edge_server.cameras.source import SourceKind
 from edge_server.cameras.source_uri import Credentials
 from edge_server.daemon import camera_set
-from edge_server.daemon.camera_set import MOST_HANGING, CameraSet
+from edge_server.daemon.camera_set import MOST_HANGING, Argus, CameraSet
 from edge_server.daemon.parts import road_follower
 from edge_server.errors import (
     SettingsError,
@@ -123,11 +124,18 @@ class Drive:
             road=lambda calibration: road_follower(
                 Settings(), calibration, VehicleInputs(), EventLog()
             ),
-            kinds=self.devices.kinds(),
+            kinds=self.kinds(),
+            argus=self.argus(),
         )
         self.set.open_recordings()
         self.set.validate(threading.Event())
         self.set.start()
+
+    def kinds(self) -> dict[str, SourceKind]:
+        return self.devices.kinds()
+
+    def argus(self) -> Argus:
+        return Argus(None)
 
     def _note(self, lane_frame: LaneFrame, _: Frame) -> None:
         self.delivered[lane_frame.camera] += 1
@@ -303,6 +311,74 @@ def test_a_live_camera_that_is_absent_is_added_all_the_same(drive: Drive) -> Non
     drive.next_lanes("front")
     drive.set.change({"front": FRONT, "left": LEFT})
     drive.next_lanes("left")
+
+
+class FailsToOpen(Drive):
+    """Two CSI cameras, which open once `opens` is set; time passes where the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.opens = False
+        self.now_s = 1000.0
+        self.folder = folder
+        super().__init__(front=section("csi://0"), rear=section("csi://1"))
+
+    def argus(self) -> Argus:
+        return Argus(self.folder, self.folder / "restarted", lambda: self.now_s)
+
+    def kinds(self) -> dict[str, SourceKind]:
+        return {"csi": SourceKind(self._open, live=True)}
+
+    def _open(self, uri: SourceUri, options: SourceOptions) -> Source:
+        if not self.opens:
+            raise SourceError("timeout", reason="unavailable")
+        return self.devices.open(uri, options)
+
+    def fails(self, number: int) -> bool:
+        return all(p.camera.failed_openings >= number for p in self.set.pipelines)
+
+    @property
+    def requested(self) -> bool:
+        return (self.folder / "restart-argus").exists()
+
+    def restart(self) -> None:
+        """As edge-server-argus.service does."""
+        (self.folder / "restart-argus").unlink()
+        (self.folder / "restarted").write_text(f"{self.now_s} 4.00\n")
+
+    def reasons(self) -> set[str]:
+        return {p.camera.status.reason for p in self.set.pipelines}
+
+
+def test_a_stuck_argus_is_restarted_and_then_a_reboot_is_needed(tmp_path: Path) -> None:
+    drive = FailsToOpen(tmp_path)
+    wait_until(lambda: drive.fails(2))
+    drive.set.check(0.0)
+    assert drive.requested
+    assert not drive.fails(2)  # counted anew
+    drive.restart()
+    wait_until(lambda: drive.fails(2))
+    drive.now_s += 20  # it starts yet
+    drive.set.check(0.0)
+    assert drive.reasons() == {"unavailable"}
+    drive.now_s += 20
+    drive.set.check(0.0)
+    assert drive.reasons() == {"reboot_needed"}
+    assert not drive.requested
+    drive.now_s += 600
+    drive.set.check(0.0)
+    assert drive.requested
+    drive.stop()
+
+
+def test_argus_is_left_alone_while_one_csi_camera_works(tmp_path: Path) -> None:
+    drive = FailsToOpen(tmp_path)
+    drive.opens = True
+    drive.next_lanes("front")
+    drive.next_lanes("rear")
+    drive.set.pipelines[1].camera.failed_openings = 9
+    drive.set.check(0.0)
+    assert not drive.requested
+    drive.stop()
 
 
 def test_a_camera_that_hangs_in_its_driver_is_replaced(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.errors import Cancelled, EdgeServerError, InternalError, Unavailable
+from edge_server.errors import Cancelled, InternalError, Unavailable
 from edge_server.inference.dynamic_batch import BatchRule, OpenBatch, OrderedResponses, PolicyQueue
 from edge_server.inference.execution import Executor, Job
 from edge_server.inference.registry import Snapshot
@@ -34,26 +34,15 @@ US = 1000
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
 
 
-class Ticket(Job):
-    """A job that is dead once the test says so."""
-
-    def __init__(self, request: InferRequest) -> None:
-        super().__init__(Executor(CONFIG, 1, ModelStatistics()), request, Snapshot({}))
-        self.dead: list[EdgeServerError] = []
-
-    def death(self) -> EdgeServerError | None:
-        return self.dead[0] if self.dead else None
-
-
-def ticket(
-    name: str = "", *, priority: int = 0, urgent: bool = False, timeout_us: int = 0
-) -> Ticket:
-    return Ticket(
-        InferRequest("m", {}, id=name, priority=priority, urgent=urgent, timeout_us=timeout_us)
+def ticket(name: str = "", *, priority: int = 0, urgent: bool = False, timeout_us: int = 0) -> Job:
+    """A job that is dead once it has an error."""
+    request = InferRequest(
+        "m", {}, id=name, priority=priority, urgent=urgent, timeout_us=timeout_us
     )
+    return Executor(CONFIG, 1, ModelStatistics()).job(request, Snapshot({}))
 
 
-def names(tickets: list[Ticket]) -> list[str]:
+def names(tickets: list[Job]) -> list[str]:
     return [each.request.id for each in tickets]
 
 
@@ -99,7 +88,7 @@ def test_the_dead_at_the_head_of_a_full_level_make_room() -> None:
     queue = PolicyQueue(DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1)))
     gone = ticket("gone")
     queue.add(gone, 0)
-    gone.dead.append(Cancelled(""))
+    gone.made = Cancelled("")
     queue.add(ticket("new"), 0)
     assert [(job, str(error)) for job, error in queue.take_refused()] == [(gone, "")]
     assert serve(queue, 0) == ["new"]
@@ -124,7 +113,7 @@ def test_those_whose_callers_have_gone_do_not_pile_up_behind_one_callers_that_st
     for _ in range(1000):
         gone = ticket("gone")
         queue.add(gone, 0)
-        gone.dead.append(Cancelled(""))
+        gone.made = Cancelled("")
     queue.drop_dead(0)
     assert len(queue.take_refused()) == 1000
     assert len(queue) == 1
@@ -154,8 +143,8 @@ class QueueMachine(RuleBasedStateMachine):
         )
         self.now_us = 0
         # In order of arrival: ticket, level, when its time is up.
-        self.line: list[tuple[Ticket, int, float]] = []
-        self.gone: set[Ticket] = set()
+        self.line: list[tuple[Job, int, float]] = []
+        self.gone: set[Job] = set()
 
     @rule(priority=st.integers(0, 5), urgent=st.booleans(), timeout_us=st.integers(0, 40))
     def add(self, priority: int, urgent: bool, timeout_us: int) -> None:
@@ -186,7 +175,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         if self.line:
-            data.draw(st.sampled_from(self.line))[0].dead.append(Cancelled(""))
+            data.draw(st.sampled_from(self.line))[0].made = Cancelled("")
 
     @rule()
     def settle(self) -> None:
@@ -204,8 +193,8 @@ class QueueMachine(RuleBasedStateMachine):
                 break
         taken = self.queue.take(len(walked))
         assert taken == walked
-        assert all(not each.dead for each in taken)
-        servable = [e for e in self.line if not e[0].dead and not self._refusable(e)]
+        assert all(each.made is None for each in taken)
+        servable = [e for e in self.line if e[0].made is None and not self._refusable(e)]
         # Among those whose time is up the order is that of finding it out.
         place = {
             entry[0]: (entry[1], self._up(entry), 0 if self._up(entry) else arrival)
@@ -215,20 +204,20 @@ class QueueMachine(RuleBasedStateMachine):
         self._leave(taken)
         self.take_refusals()
 
-    def _up(self, entry: tuple[Ticket, int, float]) -> bool:
+    def _up(self, entry: tuple[Job, int, float]) -> bool:
         return self.now_us >= entry[2]
 
-    def _refusable(self, entry: tuple[Ticket, int, float]) -> bool:
+    def _refusable(self, entry: tuple[Job, int, float]) -> bool:
         return self._up(entry) and not POLICIES[entry[1]].delay_expired
 
     def take_refusals(self) -> None:
         refused = self.queue.take_refused()
         for job, error in refused:
             (entry,) = [entry for entry in self.line if entry[0] is job]
-            assert entry[0].dead if isinstance(error, Cancelled) else self._refusable(entry)
+            assert entry[0].made if isinstance(error, Cancelled) else self._refusable(entry)
         self._leave([job for job, _ in refused])
 
-    def _leave(self, tickets: list[Ticket]) -> None:
+    def _leave(self, tickets: list[Job]) -> None:
         for each in tickets:
             assert each not in self.gone, "served or refused twice"
             self.gone.add(each)
@@ -268,7 +257,7 @@ def job(
     tensor = Tensor(np.zeros((rows, columns), np.float32))
     inputs = {"a": tensor, "b": tensor} if with_b else {"a": tensor}
     executor = Executor(config(max_batch_size), 1, ModelStatistics())
-    made = Job(executor, InferRequest("m", inputs), Snapshot({}))
+    made = executor.job(InferRequest("m", inputs), Snapshot({}))
     made.queued_at_ns = NOW_NS - age_us * US
     return made
 

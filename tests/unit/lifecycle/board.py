@@ -27,6 +27,11 @@ CONFIG = (
     'backend: "counted" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: 1 }'
 )
+# Of the model `m`.
+ENSEMBLE = CONFIG.replace('backend: "counted"', 'platform: "ensemble"') + (
+    ' ensemble_scheduling { step { model_name: "m" model_version: -1 '
+    'input_map { key: "a" value: "a" } output_map { key: "b" value: "b" } } }'
+)
 MAY_BREAK = 'parameters { key: "allow_interface_change" value { string_value: "true" } } '
 LATER_S = 1e6
 

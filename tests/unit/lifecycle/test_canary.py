@@ -88,8 +88,10 @@ class World(CanaryOutcomes):
         assert run is not None
         return run.monitor
 
-    def rolled_back(self, model_spec: ModelSpec, reason: str) -> None:
+    def quarantine(self, model_spec: ModelSpec, reason: str) -> None:
         self.went_back.append((model_spec, reason))
+
+    def rolled_back(self, model_spec: ModelSpec) -> None:
         self.back.set()
 
     def load(

@@ -14,7 +14,7 @@ from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, 
 from edge_server.inference.registry import ModelState
 from edge_server.repository.change_detector import Change
 from edge_server.repository.verdicts import GOOD, LOADING, WAITS, QuarantineReleases
-from tests.unit.lifecycle.board import CONFIG, LATER_S, TIMEOUT_S, Board
+from tests.unit.lifecycle.board import CONFIG, ENSEMBLE, LATER_S, TIMEOUT_S, Board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +112,26 @@ def test_what_served_last_and_does_not_start_at_a_start_is_loaded_again(
     assert (board.serving(), board.reasons()) == (1, [""])
     board.retry(after_s=3 * LATER_S)
     assert counted.loads["m"] == 4
+
+
+def test_an_ensemble_that_does_not_fit_its_member_at_a_start_is_good_once_it_serves(
+    board: Board,
+) -> None:
+    board.memory(1)
+    board.deliver(1)
+    wider = f'{CONFIG} output {{ name: "c" data_type: TYPE_FP32 dims: 1 }}'
+    board.deliver(2, wider)
+    copy = board.table.get("m").serving_copy
+    assert copy is not None
+    board.deliver(1, ENSEMBLE.replace('map { key: "b"', 'map { key: "c"'), name="e")
+    board.store.quarantine(copy.digest, "the daemon died 2 times", "m")
+    board.start_again()
+    record = board.table.get("e")
+    assert board.serving() == 1
+    assert (record.serving, record.outcome.outcome) == (None, WAITS)
+    board.deliver(3, wider)
+    assert record.serving is not None
+    assert record.outcome.outcome == GOOD
 
 
 @pytest.mark.parametrize("change", ["fails too", "waits", "broken", "in quarantine", "no room"])

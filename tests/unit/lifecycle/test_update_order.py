@@ -26,7 +26,7 @@ from edge_server.lifecycle.updates import Deployments, Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.scan import ModelTree, look
 from edge_server.repository.store import ModelStore
-from edge_server.repository.verdicts import GOOD, ON_TRIAL, WAITS
+from edge_server.repository.verdicts import GOOD, ON_TRIAL, ROLLED_BACK, WAITS
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -92,6 +92,10 @@ class Bench:
 
     def changed(self, name: str, config: str, number: str) -> None:
         self.change(name, config, number)
+        assert self.updates.wait_idle(TIMEOUT_S)
+
+    def carry_out(self, change: Change) -> None:
+        assert not self.updates.carry_out([change])
         assert self.updates.wait_idle(TIMEOUT_S)
 
     def ask(self, name: str) -> float:
@@ -185,6 +189,21 @@ def test_one_model_loads_at_a_time_and_one_that_hangs_holds_the_others_up_for_a_
         assert bench.ask("m") == bench.ask("n") == int(number)
 
 
+def test_a_failure_of_an_earlier_change_leaves_the_newer_delivery_as_it_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.changed("m", COUNTED, "7")
+
+    def forget(_: str) -> None:
+        bench.change("m", COUNTED, "8")
+        raise InternalError("no room")
+
+    monkeypatch.setattr(bench.store, "forget", forget)
+    bench.carry_out(Change("m", None))
+    record = bench.deployments.table.get("m")
+    assert (bench.ask("m"), record.outcome.outcome) == (8, GOOD)
+
+
 def test_a_refusal_waits_for_no_load_and_is_shown_after_it(
     bench: Bench, gate: Callable[[str], Gate]
 ) -> None:
@@ -252,7 +271,7 @@ def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(
 
 
 def test_the_quarantine_is_on_the_disk_before_anybody_can_know_of_the_rollback(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, counted: CountedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a process that is killed at any moment never serves it again after that."""
     bench.changed("m", COUNTED, "7")
@@ -260,17 +279,24 @@ def test_the_quarantine_is_on_the_disk_before_anybody_can_know_of_the_rollback(
     table = bench.deployments.table
     bad, publish = table.get("m").serving_copy, table.publish
     assert bad is not None
-    known = []
+    known: list[object] = []
 
     def publish_and_look(names: Collection[str]) -> None:
         state = (bench.store.directory / "state.json").read_bytes()
         known.append(bad.digest.encode() in state)
+        known.append(table.get("m").outcome == (ROLLED_BACK, bad.digest, "slow"))
         publish(names)
 
     monkeypatch.setattr(table, "publish", publish_and_look)
+    # An ensemble that is read between the rollback and its report reads the predecessor.
+    monkeypatch.setattr(
+        bench.deployments, "rolled_back", lambda _: bench.changed("e", ENSEMBLE, "")
+    )
+    begun = counted.loads["m"]
     model_spec = table.serves("m")
     assert model_spec is not None
     assert bench.loader.lifecycle.roll_back(model_spec, "slow")
+    assert (counted.loads["m"], bench.ask("e")) == (begun, 7)
     assert known
     assert all(known)
     assert bench.ask("m") == 7
@@ -320,8 +346,7 @@ def test_an_ensemble_whose_canary_ended_with_its_member_is_kept_once_it_serves_a
     bench.changed("e", ENSEMBLE + " max_batch_size: 0 version_policy { all {} }", "")
     record = bench.deployments.table.get("e")
     assert record.outcome.outcome == ON_TRIAL
-    assert not bench.updates.carry_out([Change("m", None)])
-    assert bench.updates.wait_idle(TIMEOUT_S)
+    bench.carry_out(Change("m", None))
     bench.changed("m", COUNTED, "7")
     assert bench.ask("e") == 7
     assert record.outcome.outcome == GOOD

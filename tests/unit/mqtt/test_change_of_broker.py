@@ -107,8 +107,10 @@ def test_the_old_broker_gets_the_farewell_and_the_new_one_every_state(
     publisher: Publisher, brokers: Brokers
 ) -> None:
     publisher.publish_model_state("m", "READY")
+    publisher._feed.contest = "another client of this broker has the device's id"
     assert publisher.change(Mqtt("b")) == "moves from a:1883 to b:1883"
     assert brokers.last("a") == "offline"
+    assert not publisher.contested
     brokers.wait(lambda: (STATUS, "online") in brokers.states["b"])
     brokers.wait(lambda: len(brokers.states["b"]) == 3)
     topics = {topic.removeprefix("edge/v1/truck-7/") for topic, _ in brokers.states["b"]}

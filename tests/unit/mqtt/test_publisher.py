@@ -226,6 +226,16 @@ def test_the_pause_is_short_after_a_connection_that_carried_something() -> None:
     link.leave()
 
 
+class Lasting(Connection):
+    def step(self, *_: object) -> None: ...
+
+
+def last(link: linking.Link, seconds: float) -> None:
+    """Have the present connection of the link be that old."""
+    link._connection = Lasting(link.mqtt, "client")
+    link._tick(link._ready_since + seconds)
+
+
 def test_two_that_end_each_others_connection_pause_longer_and_longer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -242,13 +252,9 @@ def test_two_that_end_each_others_connection_pause_longer_and_longer(
     assert "device.id (--device-id)" in feed.contest
     assert caplog.text.count("another client") == 1
 
-    class Lasting(Connection):
-        def step(self, *_: object) -> None: ...
-
-    link._connection = Lasting(link.mqtt, "client")
-    link._tick(link._ready_since + 599.0)
+    last(link, 599.0)
     assert feed.contest
-    link._tick(link._ready_since + 601.0)
+    last(link, 601.0)
     assert not feed.contest
     link.connected = True
     assert pause_after(link, acknowledged=True, taken_over=True) <= 0.5
@@ -270,6 +276,11 @@ def test_a_broker_that_only_closes_is_seen_through_by_the_others_birth() -> None
     # The other is gone: a network that breaks costs no pause.
     link._greet()
     assert pause_after(link, acknowledged=True) <= 0.5
+    link._greet()
+    link._hear(link._feed.topics.meta, payloads.meta(IDENTITY, "of a third"), True)
+    assert link._feed.contest
+    last(link, 601.0)
+    assert not link._feed.contest
     link.leave()
 
 

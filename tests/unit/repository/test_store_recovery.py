@@ -209,7 +209,7 @@ def test_a_damaged_copy_is_replaced_when_the_same_comes_again(reopened: Open, wr
     [
         (["state.json"], {"before", "what serves"}),
         (["state.before.json"], {"what serves"}),
-        (["state.json", "state.before.json"], {""}),
+        (["state.json", "state.before.json"], {"what serves"}),
     ],
 )
 def test_a_damaged_state_costs_a_step_and_never_a_start(
@@ -222,8 +222,32 @@ def test_a_damaged_state_costs_a_step_and_never_a_start(
         flip(tmp_path / "store" / name, 300)
     store = reopened()
     assert text(store.last_good().get("m")) in serves
+    store = reopened()
+    assert text(store.last_good().get("m")) in serves
     store.commit(store.stage(write({"a": b"next"})))
     assert text(reopened().last_good()["m"]) == "next"
+
+
+def test_a_lost_state_serves_no_copy_that_did_not_serve_last(
+    reopened: Open, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere = [tmp_path / "elsewhere"]
+    store = reopened(repositories=elsewhere)
+    store.commit(store.stage(write({"a": b"of another repository"}, "other")))
+    store = reopened(repositories=[tmp_path])
+    for content in (b"before", b"what serves", b"given up"):
+        store.commit(bad := store.stage(write({"a": content})))
+    store.quarantine(bad.digest, "the daemon died 2 times", "m")
+    store = reopened(repositories=[tmp_path])
+    never = [store.stage(write({"a": b"never served"})), store.stage(write({"a": b"x"}, "n"))]
+    for name in ("state.json", "state.before.json"):
+        (tmp_path / "store" / name).write_bytes(b"")
+    caplog.clear()
+    store = reopened(died=True, repositories=[tmp_path])
+    assert {name: text(copy) for name, copy in store.last_good().items()} == {"m": "what serves"}
+    assert [text(copy) for copy in store.history("m")] == ["what serves", "before"]
+    assert "its state is lost: 1 models are loaded from the copies that served" in caplog.text
+    assert len(never) == 2
 
 
 def test_a_copy_that_cannot_be_read_now_is_there_when_it_can(

@@ -109,7 +109,9 @@ def test_a_target_names_architecture_and_platform() -> None:
 
 def test_every_file_of_systemd_has_its_place(tmp_path: Path) -> None:
     _lay_out_systemd(tmp_path)
-    assert "edge-server.service" in units(tmp_path)
+    # What nothing but another unit starts is not enabled, and an installation starts none of it.
+    assert {"edge-server.service", "edge-server-argus.path"} <= set(units(tmp_path))
+    assert "edge-server-argus.service" not in units(tmp_path)
     assert (tmp_path / "usr/lib/sysusers.d/edge-server.conf").is_file()
     # Only settings are conffiles.
     assert [path.name for path in (tmp_path / "etc").rglob("*.*")] == ["config.toml"]

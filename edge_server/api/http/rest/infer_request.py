@@ -35,6 +35,8 @@ _INTEGER = frozenset({int})
 _NUMBER = frozenset({int, float})
 _DEEPEST = 100
 _ELEMENTS_AT_ONCE = 2**12
+# The loop's thread has some microseconds of work with each part that it sends.
+_PART_BYTES = 2**18
 
 
 def to_raw_contents(name: str, datatype: DataType, count: int, data: Any) -> bytes | memoryview:
@@ -85,7 +87,7 @@ def to_json(
 ) -> list[bytes]:
     """Return the elements of an output as JSON, flat and without brackets, in parts.
 
-    Objects exist for one part at a time, and between two parts other threads run.
+    Objects exist for `_ELEMENTS_AT_ONCE` at a time, and in between other threads run.
 
     Args:
         call: counts the parts of a long output; None counts nothing.
@@ -100,7 +102,7 @@ def to_json(
             "format for output"
         )
     flat = tensor.reshape(-1)
-    parts: list[bytes] = []
+    parts, text = [], bytearray()
     for start in range(0, flat.size, _ELEMENTS_AT_ONCE):
         some = flat[start : start + _ELEMENTS_AT_ONCE]
         elements: list[Any] = some.tolist()
@@ -118,8 +120,11 @@ def to_json(
                 call.count(len(part))
             except Unavailable as error:
                 raise Unavailable(f"{error}; request '{name}' as binary data") from error
-        parts += (b",", part[1:-1]) if parts else (part[1:-1],)
-    return parts
+        text += b"," * bool(start) + part[1:-1]
+        if len(text) >= _PART_BYTES:
+            parts.append(bytes(text))
+            text.clear()
+    return [*parts, bytes(text)]
 
 
 def _encode(elements: list[Any], *, is_finite: bool) -> bytes:

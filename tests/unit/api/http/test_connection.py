@@ -4,6 +4,7 @@ its rules, in tests/integration/test_http_server.py."""
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from edge_server.settings import Http
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
 TIMEOUT_S = 10.0
 
@@ -52,6 +54,34 @@ def scene(play: Callable[[Parser, HttpConnection, socket.socket], Awaitable[None
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
+
+
+def test_a_server_that_stops_without_descriptors_accepts_no_more(tmp_path: Path) -> None:
+    async def run() -> None:
+        bound, client = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+        bound.bind(str(tmp_path / "http"))
+        bound.listen()
+        bound.setblocking(False)
+        server = Connections(bound, lambda: None, None, Http())  # type: ignore[arg-type, return-value]
+        serving = asyncio.create_task(server.serve())
+        await asyncio.sleep(0)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with bound, client:
+            client.connect(bound.getsockname())
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+            try:
+                server._accept()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            retry = server._retry
+            assert retry is not None
+            assert not retry.cancelled()
+            serving.cancel()
+            await asyncio.wait([serving])
+            assert retry.cancelled()
+            assert not asyncio.get_running_loop().remove_reader(bound)
+
+    asyncio.run(run())
 
 
 def test_small_requests_are_parsed_a_kilobyte_in_each_round() -> None:

@@ -7,6 +7,7 @@ import base64
 import gzip
 import json
 import threading
+import traceback
 import tracemalloc
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +178,20 @@ def test_a_body_is_counted_before_it_comes_and_kept_once() -> None:
     assert budget.used_bytes == 0
 
 
+@pytest.mark.parametrize(("room_bytes", "status"), [(4 * MIB, 413), (MIB, 503)])
+def test_of_a_body_that_is_refused_nothing_is_counted_or_kept(room_bytes: int, status: int) -> None:
+    """The error's frames would keep its buffer until the client has read the refusal."""
+    budget = ByteBudget(room_bytes, "http.max_pending_bytes")
+    call = HttpCall(None, 2 * MIB, budget)
+    with pytest.raises(RequestRefused) as refused:
+        _read(call, *[bytes(64 * 1024)] * 33)
+    frames = [frame for frame, _ in traceback.walk_tb(refused.value.__traceback__)]
+    values = [value for frame in frames for value in frame.f_locals.values()]
+    kept = [value for value in values if isinstance(value, bytes | bytearray | memoryview)]
+    assert (refused.value.status, budget.used_bytes) == (status, 0)
+    assert max(map(len, [call.body, *kept])) <= 64 * 1024
+
+
 def test_a_body_counts_with_what_it_decompresses_to() -> None:
     api: Any = SimpleNamespace(longest_bytes=2 * MIB)
     budget = ByteBudget(3 * MIB, "http.max_pending_bytes")
@@ -329,6 +344,7 @@ def test_json_of_an_output_is_made_in_parts_and_counted_with_them() -> None:
     call = HttpCall(None, MIB, budget)
     parts = to_json("y", values, DataType.INT32, call)
     assert b"[" + b"".join(parts) + b"]" == values_json
+    assert all(len(part) >= 2**18 for part in parts[:-1])
     assert 0.9 * len(values_json) < budget.used_bytes <= len(values_json) + 100
     with pytest.raises(Unavailable, match=r"http\.max_pending_bytes.*request 'y' as binary data"):
         to_json("y", np.full(MIB, 255, np.uint8), DataType.UINT8, call)

@@ -21,7 +21,7 @@ PLANTED = {
         "io_buffers.py",
         "execute_async_v3(handle)",
         "execute_async_v2([], self._stream.handle)",
-        "execute_async_v2 is not in TensorRT 10.3, 10.16, 11.4",
+        "execute_async_v2 is not in TensorRT 10.3, 10.7, 10.13, 10.16, 11.4",
     ),
     "a context without memory, which 11 has dropped": (
         "engine.py",

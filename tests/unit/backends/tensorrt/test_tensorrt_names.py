@@ -55,7 +55,7 @@ PLANTED = {
         "plan_builder.py",
         "engine.num_io_tensors",
         "engine.num_bindings",
-        "trt.ICudaEngine.num_bindings is not in TensorRT 10.3, 10.16, 11.4",
+        "trt.ICudaEngine.num_bindings is not in TensorRT 10.3, 10.7, 10.13, 10.16, 11.4",
     ),
     "what only 10 has, on 8": (
         "plan_builder.py",
@@ -90,7 +90,8 @@ def test_a_planted_mistake_is_seen(mistake: str) -> None:
 def test_what_belongs_to_nobody_known_is_told_where_a_version_has_it_nowhere() -> None:
     found = walk.lacking("def run(context):\n    context.execute_async_v2([], 0)\n", NAMES, "x.py")
     assert found == [
-        "x.py:2: .execute_async_v2 is not in TensorRT 10.3, 10.16, 11.4, and no guard covers it"
+        "x.py:2: .execute_async_v2 is not in TensorRT 10.3, 10.7, 10.13, 10.16, 11.4, and no "
+        "guard covers it"
     ]
 
 
@@ -122,8 +123,8 @@ def test_an_attribute_of_self_is_what_it_is_annotated_with() -> None:
         "        return self._engine.name, self._engine.binding_is_input\n"
     )
     assert walk.lacking(source, NAMES) == [
-        ":5: trt.ICudaEngine.binding_is_input is not in TensorRT 10.3, 10.16, 11.4, and no guard "
-        "covers it"
+        ":5: trt.ICudaEngine.binding_is_input is not in TensorRT 10.3, 10.7, 10.13, 10.16, 11.4, "
+        "and no guard covers it"
     ]
 
 
