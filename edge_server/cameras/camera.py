@@ -477,15 +477,10 @@ class Camera:
                 self.dropped += 1
                 return
             self.reconnects += self._resuming
-<<<<<<< HEAD
-            self._resuming = False
-            on_own_clock = self._lockstep
-            self._last_mono_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
-=======
             self._resuming = self.needs_reboot = False
             self.failed_openings = 0
-            self._last_mono_ns = frame.capture_mono_ns
->>>>>>> main
+            on_own_clock = self._lockstep
+            self._last_mono_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
             self.dropped += self.newest is not None
             self.newest = frame
             self._changed.notify_all()
