@@ -43,7 +43,7 @@ def words() -> set[str]:
     found |= {*watch.REASONS, watch.NO_GPU, watch.NOT_RECORDED, watch.HTTP_CLOSED}
     found |= {watch.CLOCK_UNSYNCHRONIZED, "model_failed", "too_old", "age", "lane_not_finite"}
     found |= {"loading_gstreamer", "dark", "blurred", "degraded", "ended", "starting"}
-    found |= {"rolled_back", "swapped", "removed"}
+    found |= {"rolled_back", "swapped", "removed", "reboot_needed"}
     for file in Path(edge_server.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(call, ast.Call):

@@ -55,6 +55,7 @@ REASON_CODE_NO_DECODER: _lanes_pb2.ReasonCode
 REASON_CODE_CORRUPT: _lanes_pb2.ReasonCode
 REASON_CODE_CHANGED: _lanes_pb2.ReasonCode
 REASON_CODE_LOADING_GSTREAMER: _lanes_pb2.ReasonCode
+REASON_CODE_REBOOT_NEEDED: _lanes_pb2.ReasonCode
 REASON_CODE_FROZEN: _lanes_pb2.ReasonCode
 REASON_CODE_BLACK: _lanes_pb2.ReasonCode
 REASON_CODE_WHITE_OUT: _lanes_pb2.ReasonCode

@@ -33,6 +33,7 @@ class ReasonCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_CODE_CORRUPT: _ClassVar[ReasonCode]
     REASON_CODE_CHANGED: _ClassVar[ReasonCode]
     REASON_CODE_LOADING_GSTREAMER: _ClassVar[ReasonCode]
+    REASON_CODE_REBOOT_NEEDED: _ClassVar[ReasonCode]
     REASON_CODE_FROZEN: _ClassVar[ReasonCode]
     REASON_CODE_BLACK: _ClassVar[ReasonCode]
     REASON_CODE_WHITE_OUT: _ClassVar[ReasonCode]
@@ -155,6 +156,7 @@ REASON_CODE_NO_DECODER: ReasonCode
 REASON_CODE_CORRUPT: ReasonCode
 REASON_CODE_CHANGED: ReasonCode
 REASON_CODE_LOADING_GSTREAMER: ReasonCode
+REASON_CODE_REBOOT_NEEDED: ReasonCode
 REASON_CODE_FROZEN: ReasonCode
 REASON_CODE_BLACK: ReasonCode
 REASON_CODE_WHITE_OUT: ReasonCode
