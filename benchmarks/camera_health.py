@@ -255,11 +255,11 @@ def play_scene(scene: Scene) -> dict[str, Any]:
         spent_s += time.thread_time() - begin
         if fault is None:
             continue
-        expected = number >= scene.begins and fault.reason == scene.fault
+        expected = number >= scene.begins and fault.code == scene.fault
         if expected and detected_s is None:
             detected_s = (number - scene.begins) / FPS
         if not expected:
-            found[fault.reason] = found.get(fault.reason, 0) + 1
+            found[fault.code] = found.get(fault.code, 0) + 1
     wrong = bool(MUST_NOT & found.keys()) or (bool(scene.fault) and detected_s is None)
     return {
         "frames": frames,

@@ -24,10 +24,10 @@ from edge_server.gpu.device import Devices
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.departure import DepartureRule
 from edge_server.lanes.road_geometry import road_of
-from edge_server.lanes.types import Lane, LaneFrame, lanes_from_rows
+from edge_server.lanes.types import Lane, LaneFrame, VehicleState, lanes_from_rows
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
-from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
+from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor

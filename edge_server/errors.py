@@ -29,6 +29,8 @@ An error names its cause, never its report: status codes are chosen in `api`, ex
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class EdgeServerError(Exception):
     """Root of the tree; `str(error)` is the whole message for the operator."""
@@ -117,6 +119,21 @@ class SourceError(EdgeServerError):
     def __init__(self, *texts: object, reason: str = "lost") -> None:
         super().__init__(*texts)
         self.reason = reason
+
+
+class Reason(NamedTuple):
+    """Why something is not as it should be.
+
+    Attributes:
+        code: a word for programs, one of `ReasonCode` in lanes.proto, in lower case.
+        text: for people; empty where the word says it all.
+    """
+
+    code: str
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.text}" if self.text else self.code
 
 
 class SourceUriError(SourceError):

@@ -19,6 +19,7 @@ from edge_server.proto.edge.lanes.v1 import health_pb2, lanes_pb2
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
 
+_PACKAGE = lanes_pb2.DESCRIPTOR.package
 _UINT32 = {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**32}
 # A double holds only 53 bits of a 64-bit integer.
 _INT64 = {"type": "string", "pattern": r"^-?[0-9]{1,19}$"}
@@ -35,6 +36,8 @@ _TYPES = {
 _TIMESTAMP = {"type": "string", "pattern": r"^[0-9-]{10}T[0-9:]{8}\.[0-9]{6}Z$"}
 _DESCRIPTIONS = {
     "LaneFrame": "The lanes of one camera frame; readers ignore fields that they do not know.",
+    "Reason": "A code for programs, and the same for people.",
+    "UsedVehicleState": "What the vehicle said of itself, as this frame's tracking used it.",
     "FrameTime": "When the frame was captured, and how old it was when the message was made.",
     "CaptureClock": "How the time of the capture is known.",
     "StageLatency": "Where the time of the frame went, in microseconds; the whole is time.age_us.",
@@ -49,6 +52,7 @@ _DESCRIPTIONS = {
     "Polynomial": "y(x) = c0 + c1 x + c2 x^2 + c3 x^3 in metres, for x_min_m <= x <= x_max_m.",
     "Ego": "The vehicle in its lane; a field is absent where it cannot be measured.",
     "Departure": "Whether the vehicle leaves its lane, and whether that is warned of.",
+    "LineDistance": "How far the vehicle is from one boundary of its lane.",
     "SetVehicleStateRequest": (
         "What the vehicle measures, ISO 8855; used while it is at most 0.5 s old. mono_ns is "
         "CLOCK_MONOTONIC of the device, 0 is the arrival."
@@ -66,7 +70,15 @@ _DESCRIPTIONS = {
     "HealthDisk": "The free space of a directory that the daemon writes to.",
 }
 # Messages that are absent where there is nothing to say.
-_OPTIONAL = {"LaneFrame.ego", "Lane.ground", "Ego.departure"} | {
+_OPTIONAL = {
+    "LaneFrame.ego",
+    "LaneFrame.vehicle",
+    "Lane.ground",
+    "Ego.departure",
+    "Ego.left",
+    "Ego.right",
+    "UsedVehicleState.indicator",
+} | {
     # What is absent in a message to the device has its default.
     f"SetVehicleStateRequest.{name}"
     for name in ("indicator", "mono_ns")
@@ -110,7 +122,8 @@ def definitions(message: Descriptor) -> dict[str, Any]:
 def _gather(message: Descriptor, found: dict[str, Descriptor]) -> None:
     found[message.name] = message
     for field in message.fields:
-        if field.message_type is not None and field.message_type.file is message.file:
+        of_ours = field.message_type is not None and field.message_type.file.package == _PACKAGE
+        if of_ours and field.message_type.name not in found:
             _gather(field.message_type, found)
 
 

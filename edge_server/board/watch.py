@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.board.facts import UNDERVOLTAGE_COUNTER, BoardFacts, read_board_facts
 from edge_server.board.resources import is_directory, is_there
+from edge_server.errors import Reason
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -142,10 +143,10 @@ class ClockWatch:
         self._was_believed = True
 
     @property
-    def reasons(self) -> tuple[str, ...]:
+    def reasons(self) -> tuple[Reason, ...]:
         """`clock_unsynchronized` and the state while the clock is not believed, else nothing."""
         state = self.state
-        return (f"{CLOCK_UNSYNCHRONIZED}: {state.value}",) if state in self._unbelieved else ()
+        return (Reason(CLOCK_UNSYNCHRONIZED, state.value),) if state in self._unbelieved else ()
 
     def look(self) -> None:
         """Read the clock, and log what became of it."""
@@ -193,14 +194,14 @@ class DeviceReport:
     wrong: the readings do not count.
 
     Attributes:
-        reasons: each a word of `REASONS`, `no_gpu`, `not_recorded`, `http_closed` or
-            `clock_unsynchronized`, a colon, and what else a person wants to know.
+        reasons: each with a code of `REASONS`, `no_gpu`, `not_recorded`, `http_closed` or
+            `clock_unsynchronized`.
         clock_steps: how often the wall clock was set since the daemon started.
         facts: of the last sample; None where there is none of the last seconds.
         age_s: how long ago the last sample was taken.
     """
 
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     clock: ClockState = ClockState.UNKNOWN
     clock_steps: int = 0
     facts: BoardFacts | None = field(default=None, compare=False)
@@ -211,7 +212,7 @@ class DeviceReport:
 class _Sample:
     at_s: float
     facts: BoardFacts
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
 
 
 class BoardWatch:
@@ -236,7 +237,7 @@ class BoardWatch:
         *,
         read: Callable[[Path], BoardFacts] = read_board_facts,
         now_s: Callable[[], float] = time.monotonic,
-        parts: Callable[[], Sequence[str]] = tuple,
+        parts: Callable[[], Sequence[Reason]] = tuple,
     ) -> None:
         self.latest = DeviceReport()
         self._root = root
@@ -303,7 +304,7 @@ class BoardWatch:
         for word in [word for word, (at_s, _) in self._seen.items() if now_s - at_s >= HOLD_S]:
             del self._seen[word]
             log.info("board: %s: no longer", word)
-        reasons = tuple(f"{word}: {self._seen[word][1]}" for word in REASONS if word in self._seen)
+        reasons = tuple(Reason(word, self._seen[word][1]) for word in REASONS if word in self._seen)
         self._sample = _Sample(now_s, facts, reasons)
         self.latest = self.report
 

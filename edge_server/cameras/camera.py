@@ -198,6 +198,9 @@ def _reboot(text: str) -> tuple[str, str]:
 class Camera:
     """Captures one source and delivers only its newest frame, each at most once.
 
+    The frames of a recording on its own clock are in lock-step: each waits until it is taken, so
+    that none is dropped.
+
     A reader's thread opens and reads the source; the camera's own worker watches over it. Where
     frames stop, the state says so within `Limits`, and the source is opened again, see `Reopening`;
     frame ids continue. A reader that hangs in a driver is abandoned and replaced. While
@@ -266,6 +269,7 @@ class Camera:
         self._awake = AwakeTime(LONGEST_WAIT_S)
         self._abandoned: list[Reader] = []
         self._resuming = False  # the source was lost after a frame
+        self._lockstep = False
         self._uri_error: SourceUriError | None = None
         self._last_mono_ns: int | None = None
         self._form: tuple[PixelFormat, tuple[int, int]] | None = None  # of live frames
@@ -334,6 +338,8 @@ class Camera:
             if timeout_s > 0:
                 self.wait_for_frame(timeout_s)
             frame, self.newest = self.newest, None
+            if frame is not None and frame.clock == "recording":
+                self._changed.notify_all()  # its reader waits for that
             return frame
 
     def wait_for_frame(self, timeout_s: float) -> bool:
@@ -440,6 +446,9 @@ class Camera:
 
     def _on_frame(self, reader: Reader, frame: Frame) -> None:
         with self._changed:
+            self._lockstep = frame.clock == "recording"
+            while self._lockstep and self.newest and not (self._closed or reader.leaving):
+                self._changed.wait(LONGEST_WAIT_S)
             # Frame ids continue across a reopen.
             frame = replace(frame, id=self.captured, arrived_mono_ns=time.monotonic_ns())
             self.captured += 1
@@ -447,7 +456,9 @@ class Camera:
                 self.dropped += 1
                 return
             now = self._clock()
-            use, fault, reopen, note = self._inspection.inspect(frame, now, reader.corrupt)
+            # The same frames in lock-step show the same faults.
+            seen = frame.capture_mono_ns / 1e9 if self._lockstep else now
+            use, fault, reopen, note = self._inspection.inspect(frame, seen, reader.corrupt)
             if note:
                 self.faults["changed"] += 1
                 log.warning("camera %s: %s", self.name, note)
@@ -455,7 +466,7 @@ class Camera:
                 reader.leave()
                 self._lose(reopen, now)
             elif fault is not None and (use or self.status.arriving):
-                frozen = fault.reason == "frozen"
+                frozen = fault.code == "frozen"
                 self._set(CameraState.FROZEN if frozen else CameraState.DEGRADED, *fault)
             elif use:
                 form = frame.image.pixel_format, frame.size
@@ -468,7 +479,8 @@ class Camera:
             self.reconnects += self._resuming
             self._resuming = self.needs_reboot = False
             self.failed_openings = 0
-            self._last_mono_ns = frame.capture_mono_ns
+            on_own_clock = self._lockstep
+            self._last_mono_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
             self.dropped += self.newest is not None
             self.newest = frame
             self._changed.notify_all()
@@ -520,7 +532,7 @@ class Camera:
     def _check_silence(self) -> float:
         """Notice that frames have stopped; return the seconds until it would be so."""
         watch = self._inspection.watch
-        if watch.last is None:
+        if watch.last is None or self._lockstep:  # a read that hangs is found by its own limit
             return LONGEST_WAIT_S
         limit_s = watch.limit_s(self._limits.silent, self._limits.silent_at_first)
         left_s = limit_s - self._awake.since(watch.last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from edge_server.pixels import Image, PixelFormat
@@ -32,8 +32,9 @@ CATCH_UP_S = 0.25
 
 # The source of a frame's capture time: a camera's clock (`sensor`: the driver stamps frames with
 # CLOCK_MONOTONIC; `rtp`: the pace of the RTP timestamps; `ntp`: the camera's NTP time), or the
-# moment at which the frame arrived here.
-CaptureClock = Literal["arrival", "sensor", "rtp", "ntp"]
+# moment at which the frame arrived here. `recording` is a recording's own clock, whose time passes
+# from frame to frame alone: lock-step, in which every frame is taken, and no frame is ever late.
+CaptureClock = Literal["arrival", "sensor", "rtp", "ntp", "recording"]
 
 
 class PictureTooLarge(ValueError):
@@ -108,6 +109,10 @@ class Frame:
         height, width = self.image.planes[0].shape[:2]
         return width, height
 
+    def age_ns(self, now_mono_ns: int) -> int:
+        """Return the time since the capture, in ns; 0 on a recording's own clock."""
+        return 0 if self.clock == "recording" else now_mono_ns - self.capture_mono_ns
+
     @staticmethod
     def arrived(number: int, image: Image) -> Frame:
         """Return the frame of an image that arrives now."""
@@ -146,16 +151,20 @@ class Pace:
 
     Args:
         fps: frames per second; 0 never waits.
+        lockstep: never waits either: the next frame is due one period after the one before on the
+            recording's own clock, which begins now.
     """
 
     def __init__(
         self,
         fps: float = 0.0,
         *,
+        lockstep: bool = False,
         clock: Callable[[], int] = time.monotonic_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.period_ns = round(1e9 / fps) if fps else 0
+        self.lockstep = lockstep
         self._clock = clock
         self._sleep = sleep
         self._due_ns: int | None = None
@@ -166,6 +175,9 @@ class Pace:
         period_ns = self.period_ns if period_ns is None else period_ns
         now_ns = self._clock()
         due_ns = now_ns if self._due_ns is None else self._due_ns + period_ns
+        if self.lockstep:
+            self._due_ns = due_ns
+            return due_ns
         if now_ns - due_ns > CATCH_UP_S * 1e9:
             due_ns = now_ns
         while (left_ns := due_ns - now_ns) > 0:
@@ -173,6 +185,12 @@ class Pace:
             now_ns = self._clock()
         self._due_ns = due_ns
         return due_ns
+
+
+def on_own_clock(frame: Frame, due_ns: int) -> Frame:
+    """Return a recording's frame in lock-step: it was captured when it was due on its own clock."""
+    epoch_ns = frame.capture_epoch_ns + due_ns - frame.capture_mono_ns
+    return replace(frame, capture_mono_ns=due_ns, capture_epoch_ns=epoch_ns, clock="recording")
 
 
 # The rate is that of so many intervals, so that the bursts of a network even out, and is known from
@@ -226,12 +244,19 @@ class Recording:
 
     Args:
         images: each (H, W, 3) uint8 BGR; may raise SourceError.
-        fps: frames per second; 0 plays at the reading speed.
+        fps: frames per second.
+        lockstep: see `Pace`.
     """
 
-    def __init__(self, images: Generator[NDArray[np.uint8], None, None], fps: float) -> None:
+    def __init__(
+        self,
+        images: Generator[NDArray[np.uint8], None, None],
+        fps: float,
+        *,
+        lockstep: bool = False,
+    ) -> None:
         self.corrupt = 0
-        self.pace = Pace(fps)
+        self.pace = Pace(fps, lockstep=lockstep)
         self._images = images
         self._first = next(images, None)
         self._count = 0
@@ -241,10 +266,11 @@ class Recording:
         image = next(self._images, None) if first is None else first
         if image is None:
             return None
-        self.pace.wait()
+        due_ns = self.pace.wait()
         self._count += 1
         bgr = Image(PixelFormat.BGR, (image,))
-        return Frame(self._count - 1, bgr, time.monotonic_ns(), time.time_ns())
+        frame = Frame(self._count - 1, bgr, time.monotonic_ns(), time.time_ns())
+        return on_own_clock(frame, due_ns) if self.pace.lockstep else frame
 
     def close(self) -> None:
         self._images.close()

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from edge_server.cameras.status import UNUSABLE, PictureFault
+from edge_server.cameras.status import UNUSABLE
+from edge_server.errors import Reason
 from edge_server.pixels import ColourRange, PixelFormat
 
 if TYPE_CHECKING:
@@ -298,9 +299,7 @@ class PictureHealth:
         self._why_frozen = ""
         self._lasting.clear()
 
-    def inspect(
-        self, image: Image, now: float, *, raw: bool, still: bool = False
-    ) -> PictureFault | None:
+    def inspect(self, image: Image, now: float, *, raw: bool, still: bool = False) -> Reason | None:
         """Return the worst that is wrong with the pictures; None where nothing is.
 
         A picture of less than 24 x 12 px is not judged.
@@ -333,13 +332,13 @@ class PictureHealth:
             self._why_frozen = self._frozen.look(thumbnail, textured, self._p99, now, raw=raw)
         return self._worst() if self._lasting or self._why_frozen else None
 
-    def _worst(self) -> PictureFault | None:
+    def _worst(self) -> Reason | None:
         lasting = [reason for reason, fault in self._lasting.items() if fault.on]
         for reason in sorted(lasting, key=_BY_WEIGHT.index):
             if self._why_frozen and reason not in UNUSABLE:
                 break
-            return PictureFault(reason, _TEXTS[reason])
-        return PictureFault("frozen", self._why_frozen) if self._why_frozen else None
+            return Reason(reason, _TEXTS[reason])
+        return Reason("frozen", self._why_frozen) if self._why_frozen else None
 
     def _look(self, thumbnail: Thumbnail, now: float) -> NDArray[np.bool_]:
         """Judge one picture by itself and against the usual ones; return its textured tiles."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.cameras.frame import StallWatch
 from edge_server.cameras.health import PictureHealth
-from edge_server.cameras.status import UNUSABLE, PictureFault
-from edge_server.errors import SourceError
+from edge_server.cameras.status import UNUSABLE
+from edge_server.errors import Reason, SourceError
 from edge_server.pixels import PixelFormat
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class FrameVerdict(NamedTuple):
     """
 
     use: bool = True
-    fault: PictureFault | None = None
+    fault: Reason | None = None
     reopen: SourceError | None = None
     note: str = ""
 
@@ -70,7 +70,7 @@ class FrameInspection:
         self._live = live
         self._gap_s = gap_s
         self._health = PictureHealth()
-        self._passing: PictureFault | None = None
+        self._passing: Reason | None = None
         self._passing_until = 0.0
         self._corrupt_at: deque[float] = deque(maxlen=MOST_CORRUPT)
         self._whole: object = None  # the shapes of the last frame's planes
@@ -123,7 +123,7 @@ class FrameInspection:
                     return FrameVerdict(use=False, fault=self._passing, reopen=error)
         raw = frame.clock == "sensor" and image.pixel_format in _RAW
         fault = self._health.inspect(image, now, raw=raw, still=not self._live)
-        if now < self._passing_until and (fault is None or fault.reason not in UNUSABLE):
+        if now < self._passing_until and (fault is None or fault.code not in UNUSABLE):
             fault = self._passing
         return FrameVerdict(use, fault, note=rate)
 
@@ -177,7 +177,7 @@ class FrameInspection:
         return FrameVerdict(use=False, fault=self._passing)
 
     def _note(self, reason: str, text: str, now: float) -> None:
-        self._passing, self._passing_until = PictureFault(reason, text), now + _FAULT_LASTS_S
+        self._passing, self._passing_until = Reason(reason, text), now + _FAULT_LASTS_S
 
 
 def is_whole(image: Image) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+from contextlib import suppress
 from queue import Empty, Full, Queue
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -198,7 +199,7 @@ def _write_texts(picture: BgrImage, frame: LaneFrame) -> None:
         elif departure is not None and departure.state == "withheld":
             text = f"departure to the {departure.side}, no warning: {departure.withheld_by}"
             lines.append((text, _AMBER))
-    lines += [(reason, _AMBER) for reason in frame.degraded]
+    lines += [(str(reason), _AMBER) for reason in frame.degraded]
     for row, (text, colour) in enumerate(lines):
         place = int(16 * scale), int((32 + 30 * row) * scale)
         write(picture, text[:110], place, 0.75 * scale, colour)
@@ -254,7 +255,8 @@ class LaneVideo:
 
     A picture stands from its capture to the next one's, in steps of 1/30 s: a frame that the
     pipeline dropped shows as a picture that stands longer. Frames for which the encoder has no time
-    are left out and counted.
+    are left out and counted. A recording in lock-step has every frame in its video, at the
+    recording's own rate, and waits for the encoder.
 
     Until `close` the video has the suffix .part before its own: what ends in the middle is no
     video, and a file of the name stays until there is another.
@@ -290,6 +292,7 @@ class LaneVideo:
         self._writer: cv2.VideoWriter | None = None
         self._size = (0, 0)
         self._picture: NDArray[np.uint8] | None = None  # is written once it has stood its time
+        self._fps = float(VIDEO_FPS)
         self._began_ns = 0
         self._written = 0
         self._fault: SourceError | None = None
@@ -297,11 +300,16 @@ class LaneVideo:
 
     def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         """Take a frame; a Listener."""
-        if frame is not None:
-            try:
-                self._waiting.put_nowait((lane_frame, frame))
-            except Full:
-                self.missed += 1
+        if frame is None:
+            return
+        waits = frame.clock == "recording"
+        while self._worker.alive:
+            with suppress(Full):
+                self._waiting.put((lane_frame, frame), waits, _LOOK_S)
+                return
+            if not waits:
+                break
+        self.missed += 1
 
     def close(self) -> None:
         """Write what waits, and complete the file; raise SourceError where it is no whole video."""
@@ -350,43 +358,47 @@ class LaneVideo:
     def _put(self, lane_frame: LaneFrame, frame: Frame) -> None:
         """Draw a frame, and write the one before it."""
         drawn = draw_lane_frame(resized(bgr_of(frame.image), *frame.size), lane_frame)
-        if self._writer is None:
-            self._begin(frame)
-        due = round((frame.capture_mono_ns - self._began_ns) * VIDEO_FPS / 1e9)
-        if (beyond := due - self._written - _LONGEST_STAND) > 0:
-            self._began_ns += round(beyond * 1e9 / VIDEO_FPS)
-            due -= beyond
-        self._write_until(due)
+        if self._picture is None:
+            self._began_ns, self._size = frame.capture_mono_ns, frame.size
+        else:
+            passed_ns = frame.capture_mono_ns - self._began_ns
+            lockstep = frame.clock == "recording"
+            if self._writer is None and lockstep and passed_ns > 0:
+                self._fps = 1e9 / passed_ns
+            due = round(passed_ns * self._fps / 1e9)
+            if (beyond := due - self._written - _LONGEST_STAND) > 0:
+                self._began_ns += round(beyond * 1e9 / self._fps)
+                due -= beyond
+            self._write_until(max(due, self._written + 1) if lockstep else due)
         self._picture = resized(drawn, *self._size)
 
-    def _begin(self, frame: Frame) -> None:
+    def _begin(self) -> cv2.VideoWriter:
         settle_opencv()
-        self._began_ns = frame.capture_mono_ns
-        self._size = frame.size
         codec = cv2.VideoWriter.fourcc(*_CODECS[self._path.suffix])
-        self._writer = cv2.VideoWriter(str(self._part), codec, VIDEO_FPS, frame.size)
-        if not self._writer.isOpened():
+        writer = cv2.VideoWriter(str(self._part), codec, self._fps, self._size)
+        if not writer.isOpened():
             raise SourceError(
                 f"{self._path}: this OpenCV cannot write it; choose .avi, which needs no FFmpeg"
             )
+        return writer
 
     def _write_until(self, due: int) -> None:
         """Write the picture that stands until place `due`."""
-        if self._picture is None or self._writer is None:
+        if self._picture is None:
             return
+        writer = self._writer = self._writer or self._begin()
         self.frames += self._written < due
         while self._written < due:
-            self._writer.write(self._picture)
+            writer.write(self._picture)
             self._written += 1
 
     def _end(self) -> None:
         try:
-            while self._fault is None:
-                self._put(*self._waiting.get_nowait())
-        except Empty:
-            pass
+            with suppress(Empty):
+                while self._fault is None:
+                    self._put(*self._waiting.get_nowait())
+            self._write_until(self._written + 1)
         except SourceError as error:
             self._fault = error
-        self._write_until(self._written + 1)
         if self._writer is not None:
             self._writer.release()

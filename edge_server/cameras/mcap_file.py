@@ -351,7 +351,7 @@ class McapSource:
         path: a file of the recorder; one that breaks off ends there, with a line in the log.
         camera: its name in the file.
         decoder: of its JPEGs.
-        fps: replaces the pace of their captures; 0 plays at the reading speed.
+        fps: replaces the pace of their captures; 0 is lock-step with that pace, see `Pace`.
         speed: how many times as fast as it was recorded.
         loop: restart at the end.
 
@@ -379,8 +379,8 @@ class McapSource:
         self._speed = speed
         self._loop = loop
         self._clock = clock
-        self._own_pace = fps is None
-        self._pace = Pace(fps or 0.0, clock=clock, sleep=sleep)
+        self._own_pace = not fps
+        self._pace = Pace(fps or 0.0, lockstep=fps == 0, clock=clock, sleep=sleep)
         self._count = 0
         self._damage = ""  # that the log has, in whatever round
         self._last: RecordedPicture | None = None
@@ -404,6 +404,7 @@ class McapSource:
             image,
             mono_ns,
             time.time_ns() - (self._clock() - mono_ns),
+            clock="recording" if self._pace.lockstep else "arrival",
             picture_size=None if size == (image.width, image.height) else size,
             jpeg=picture.jpeg,
         )

@@ -48,13 +48,13 @@ def open_images(path: Path, *, fps: float | None, loop: bool) -> Recording:
 
     Args:
         path: a folder, or one image, which is played as a folder of one.
-        fps: `FOLDER_FPS` if None; 0 plays at the reading speed.
+        fps: `FOLDER_FPS` if None; 0 is lock-step with steps of `FOLDER_FPS`, see `Pace`.
         loop: restart at the end.
 
     Raises:
         SourceError: the folder has no image that can be decoded.
     """
-    return Recording(_folder(path, loop), FOLDER_FPS if fps is None else fps)
+    return Recording(_folder(path, loop), fps or FOLDER_FPS, lockstep=fps == 0)
 
 
 def open_video(path: Path, *, fps: float | None, loop: bool) -> Recording:
@@ -65,16 +65,16 @@ def open_video(path: Path, *, fps: float | None, loop: bool) -> Recording:
 
     Args:
         path: a regular file.
-        fps, loop: see `open_images`.
+        fps: the video's own if None; 0 is lock-step with steps of that, see `Pace`.
+        loop: see `open_images`.
 
     Raises:
         SourceError: no image can be decoded from the file.
     """
     with no_camera_opens(_TURN_S):
         capture, first = _open_capture(path)
-    return Recording(
-        _video(path, capture, first, loop), _own_fps(path, capture) if fps is None else fps
-    )
+    images = _video(path, capture, first, loop)
+    return Recording(images, fps or _own_fps(path, capture), lockstep=fps == 0)
 
 
 def _folder(path: Path, loop: bool) -> Generator[NDArray[np.uint8], None, None]:

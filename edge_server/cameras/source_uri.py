@@ -116,8 +116,8 @@ class SourceUri:
         return int(text)
 
     def fps(self) -> float | None:
-        """Return the value of `fps`: frames per second, 0 for as fast as possible, None if absent;
-        raise SourceUriError for one beyond `SLOWEST_FPS` to `FASTEST_FPS`."""
+        """Return the value of `fps`: frames per second, 0 for lock-step, None if absent; raise
+        SourceUriError for one beyond `SLOWEST_FPS` to `FASTEST_FPS`."""
         text = self.query.get("fps")
         if text is None:
             return None
@@ -128,7 +128,7 @@ class SourceUri:
         if fps != 0 and not SLOWEST_FPS <= fps <= FASTEST_FPS:
             raise SourceUriError(
                 f"{self.label}: fps is {text!r}; write {SLOWEST_FPS:g} to {FASTEST_FPS:g} frames "
-                "per second, or 0 for as fast as it can be read"
+                "per second, or 0 for every frame, as fast as they are processed"
             )
         return fps
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 
 class CameraState(Enum):
@@ -22,13 +21,6 @@ class CameraState(Enum):
 
 # Frames with one of these faults show no road: they get no lanes.
 UNUSABLE = frozenset({"frozen", "black", "white_out", "covered"})
-
-
-class PictureFault(NamedTuple):
-    """What is wrong with the frames that arrive: a word for a program, and a text for people."""
-
-    reason: str
-    text: str
 
 
 @dataclass(frozen=True)

@@ -494,7 +494,9 @@ demo | cli.run:demo | show lanes arriving, with no camera or broker needed
     --frames N  end after N frames
     --mqtt HOST[:PORT]  publish on that broker, too
     --calibration FILE  of edge-server calibrate: lanes in metres, tracked
-    --video FILE  write what is published, drawn into the frames, as .mp4 or .avi
+    --lockstep  play a recording once, and process each of its frames, as fast as that goes
+    --video FILE  write what is published, drawn into the frames, as .mp4 or .avi; a recording is
+        played as with --lockstep, unless its URI has a rate (fps)
     --json  one JSON object per frame
     --serve [PORT=8000]  go on until Ctrl-C, with the page at this port (8000)
     --model-repository DIR...  models in Triton's layout, not the shipped ones; repeatable

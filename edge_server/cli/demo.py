@@ -58,7 +58,7 @@ def run_demo(
     for the page at `stop` alone.
 
     Args:
-        arguments: a plain path as the source is played again and again, once for a video.
+        arguments: a plain path as the source is played again and again, once in lock-step.
         stop: ends the demo, also while it starts.
         broker: `host` and `port` to publish to, beside the messages that are shown.
 
@@ -73,12 +73,11 @@ def run_demo(
     newest: deque[tuple[LaneFrame, Frame]] = deque(maxlen=1)
     with ExitStack() as running:
         settings = _settings(
-            source,
+            _played(source, arguments),
             broker,
             arguments.model_repository,
             page_port or 0,
             arguments.calibration or _calibration_file(source, running),
-            loop=video is None,
         )
         if page_port is not None:
             _require_free(page_port)
@@ -93,7 +92,10 @@ def run_demo(
         running.callback(daemon.stop)
         if not stop.is_set():
             print(_heading(source, daemon, settings), file=output, flush=True)
-            _show(inbox, daemon, stop, arguments)
+            try:
+                _show(inbox, stop, arguments)
+            finally:
+                inbox.over = True
             if page_port is not None:
                 stop.wait()
     if newest:
@@ -122,13 +124,22 @@ def _require_broker(mqtt: Mqtt) -> None:
 
 
 class Inbox(queue.Queue[bytes]):
-    """Queue of messages to show: `KEPT` at most, then the oldest is dropped; one thread adds."""
+    """Queue of messages to show: `KEPT` at most, then the oldest is dropped; one thread adds.
+
+    Attributes:
+        over: nobody reads any more.
+    """
 
     def __init__(self) -> None:
         super().__init__(KEPT)
+        self.over = False
 
-    def add(self, payload: bytes) -> None:
-        """Add a message; never waits, however slow the reader is."""
+    def add(self, payload: bytes, *, lockstep: bool = False) -> None:
+        """Add a message; never waits, however slow the reader is, but in lock-step."""
+        while lockstep and not self.over:
+            with suppress(queue.Full):
+                self.put(payload, timeout=REFRESH_S)
+                return
         if self.full():
             with suppress(queue.Empty):
                 self.get_nowait()
@@ -141,11 +152,7 @@ def _settings(
     repositories: Sequence[Path],
     page_port: int,
     calibration: Path | str | None,
-    *,
-    loop: bool,
 ) -> Settings:
-    if "://" not in source and not is_live(source):
-        source = f"file://{quote(str(Path(source).absolute()))}?loop={str(loop).lower()}"
     chosen: dict[str, Any] = {
         "device": {"id": DEVICE},
         "repository": {"paths": list(map(str, repositories or (shipped_models(),)))},
@@ -159,6 +166,35 @@ def _settings(
     if calibration is not None:
         chosen["cameras"]["road"]["calibration"] = str(calibration)
     return read_settings(None, chosen)
+
+
+def _played(source: str, arguments: argparse.Namespace) -> str:
+    """Return the URI that plays `source`: a recording in lock-step where that is asked for, or a
+    video is written of it.
+
+    Raises: SettingsError: it cannot be played so.
+    """
+    lockstep = arguments.lockstep or arguments.video is not None
+    if "://" in source and not lockstep:
+        return source
+    if is_live(source):
+        if arguments.lockstep:
+            raise SettingsError(
+                f"--lockstep: {masked_uri(source)} is a camera, which waits for nobody; play a "
+                "recording"
+            )
+        return source
+    if "://" not in source:
+        loop = str(not lockstep).lower()
+        source = f"file://{quote(str(Path(source).absolute()))}?loop={loop}"
+    fps = parse_source_uri(source).query.get("fps")
+    if fps is None and lockstep:
+        return f"{source}{'&' if '?' in source else '?'}fps=0"
+    if arguments.lockstep and fps != "0":
+        raise SettingsError(
+            f"--lockstep: {masked_uri(source)} has a rate, fps={fps}; leave one out"
+        )
+    return source
 
 
 def _calibration_file(source: str, running: ExitStack) -> str | None:
@@ -244,9 +280,10 @@ def _messages_to(inbox: Inbox) -> Listener:
     counter = itertools.count()
 
     def add(lane_frame: LaneFrame, frame: Frame | None) -> None:
-        del frame
+        lockstep = frame is not None and frame.clock == "recording"
         now_ns = time.monotonic_ns()
-        inbox.add(payloads.lane_frame(lane_frame, identity, next(counter), now_ns))
+        message = payloads.lane_frame(lane_frame, identity, next(counter), now_ns)
+        inbox.add(message, lockstep=lockstep)
 
     return add
 
@@ -259,9 +296,7 @@ def _heading(source: str, daemon: Daemon, settings: Settings) -> str:
     return f"edge-server {VERSION}: {shown}; gRPC on 127.0.0.1:{port}; {broker}; page: {page}"
 
 
-def _show(
-    inbox: Inbox, daemon: Daemon, stop: threading.Event, arguments: argparse.Namespace
-) -> None:
+def _show(inbox: Inbox, stop: threading.Event, arguments: argparse.Namespace) -> None:
     source, frames, keep = arguments.source, arguments.frames, arguments.serve is not None
     table = None if arguments.json else LaneTable()
     arrived = 0
@@ -274,8 +309,6 @@ def _show(
         try:
             payload = inbox.get(timeout=REFRESH_S)
         except queue.Empty:
-            if all(pipeline.camera.ended for pipeline in daemon.pipelines):
-                break
             continue
         message = msgspec.json.decode(payload)
         # An old frame is what a failed camera has; the last reason is the camera's or the model's.
@@ -287,6 +320,8 @@ def _show(
             print(payload.decode(), flush=True)
         else:
             table.add(message)
+        if [each["code"] for each in message["reason_details"][-1:]] == ["REASON_CODE_ENDED"]:
+            break
     if table is not None:
         table.finish()
 

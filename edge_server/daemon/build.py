@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
+    from edge_server.errors import Reason
     from edge_server.inference.otlp import SpanSender
     from edge_server.inference.scheduling import Scheduling
     from edge_server.lifecycle.control import PollControl, RepositoryControl
@@ -167,7 +168,7 @@ def build_lanes(
     identity: Identity,
     inference: Inference,
     listeners: Sequence[Listener],
-    faults: Callable[[], Sequence[str]],
+    faults: Callable[[], Sequence[Reason]],
 ) -> Lanes:
     """Return the cameras and their listeners.
 

@@ -23,7 +23,7 @@ from edge_server.daemon.build import build_inference, build_lanes, build_request
 from edge_server.daemon.parts import directories_of, free_space
 from edge_server.daemon.reload import SettingsReload, live_parts
 from edge_server.daemon.status import LOOK_S, REST_S, StatusLine, StatusReport
-from edge_server.errors import EdgeServerError, StageStuck
+from edge_server.errors import EdgeServerError, Reason, StageStuck
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.lifecycle.control import PollControl
 from edge_server.process.allocator import keep_large_buffers
@@ -319,13 +319,13 @@ class Daemon:
             parts[NOT_RECORDED] = Auxiliary("recorder", lambda: recorder.workers, recorder.reopen)
         return parts
 
-    def _faults(self) -> list[str]:
+    def _faults(self) -> list[Reason]:
         """Return which parts do not work, and why: a GPU that has not come, auxiliary parts."""
         if self.devices.awaited:
-            return [f"{NO_GPU}: {self.devices.reason}"]
-        found = [f"{word}: {each.fault}" for word, each in self._auxiliary.items() if each.fault]
+            return [Reason(NO_GPU, self.devices.reason)]
+        found = [Reason(word, each.fault) for word, each in self._auxiliary.items() if each.fault]
         if not found and self._lanes.recorder is not None and self._lanes.recorder.failure:
-            found.append(f"{NOT_RECORDED}: {self._lanes.recorder.failure}")
+            found.append(Reason(NOT_RECORDED, self._lanes.recorder.failure))
         return found
 
     def _workers(self) -> list[Worker]:

@@ -298,11 +298,12 @@ def road_follower(
     """Return what follows the road through the frames of a camera with `calibration`."""
     half_width_m = settings.vehicle.width_m / 2
     departure = settings.lane_departure
-    rule = None
-    if departure.enabled:
-        rule = DepartureRule(
-            half_width_m, departure.time_to_line_s, slowest_mps=departure.min_speed_mps
-        )
+    rule = DepartureRule(
+        half_width_m,
+        departure.time_to_line_s,
+        slowest_mps=departure.min_speed_mps,
+        warns=departure.enabled,
+    )
     locator = LaneLocator(calibration)
     return RoadFollower(locator, vehicle, RoadEvents(events, rule), half_width_m)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edge_server.board.watch import BoardWatch, DeviceReport
     from edge_server.cameras.status import CameraStatus
     from edge_server.daemon.reload import SettingsReload
+    from edge_server.errors import Reason
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import ModelEntry
     from edge_server.lifecycle.control import RepositoryControl
@@ -63,9 +64,9 @@ class DeviceEvents:
             if fault:
                 self._lasting.begin(name, _event("camera", fault, status.text, camera=name))
 
-    def see_device(self, reasons: Iterable[str]) -> None:
-        """Put what degrades all lanes: the reasons that begin and end, each as `word: text`."""
-        present = {word: text for word, _, text in (each.partition(": ") for each in reasons)}
+    def see_device(self, reasons: Iterable[Reason]) -> None:
+        """Put what degrades all lanes: the reasons that begin and end."""
+        present = dict(reasons)
         lasting = self._lasting.names("degraded").keys()
         for word in lasting - present.keys():
             self._lasting.end(word, _event("degraded", word, "the device is as it should be"))
@@ -414,7 +415,7 @@ class StatusReport:
 
     def _status(self, device: DeviceReport) -> str:
         # The words alone: a temperature beside them would change the line again and again.
-        board = "".join(f"; {each.partition(':')[0]}" for each in device.reasons)
+        board = "".join(f"; {reason.code}" for reason in device.reasons)
         return self._line.text(time.monotonic()) + board
 
     def _attempt(self, what: str, report: Callable[..., object], *values: object) -> None:

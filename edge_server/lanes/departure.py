@@ -12,13 +12,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from edge_server.lanes.types import LineDistance
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from edge_server.lanes.types import Lane
+    from edge_server.lanes.types import Indicator, Lane
 
 DepartureSide = Literal["left", "right"]
-Indicator = Literal["unknown", "off", "left", "right", "hazard"]
 # Why no warning begins, or why one ends.
 DepartureCause = Literal["returned", "lane_changed", "not_seen", "indicator", "slow"]
 
@@ -40,6 +41,7 @@ class DepartureRule:
         slowest_mps: no warning below this speed; class II of ISO 17361 has 17 m/s.
         largest_std_m: no warning on a boundary that is known worse than this.
         longest_unseen_s: a warning ends when its boundary is not seen for so long.
+        warns: False where distances alone are measured.
     """
 
     half_width_m: float = 0.95
@@ -50,6 +52,7 @@ class DepartureRule:
     slowest_mps: float = 16.7
     largest_std_m: float = 0.2
     longest_unseen_s: float = 1.0
+    warns: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,16 +82,19 @@ class _Boundary:
 
 
 class DepartureWatch:
-    """Decides when a warning begins and ends, on both sides; for one thread.
+    """Measures the distances to the boundaries of the lane, and decides when a warning begins and
+    ends, on both sides; for one thread.
 
     Attributes:
+        lines: the distance to each boundary that the last frame shows.
         active: the warning that holds now; None where there is none.
         withheld: the warning that would hold now, with the cause for which there is none; None
             where the vehicle keeps its lane, or another warning holds.
     """
 
     def __init__(self, rule: DepartureRule | None = None) -> None:
-        self._rule = rule or DepartureRule()
+        self.rule = rule or DepartureRule()
+        self.lines: dict[DepartureSide, LineDistance] = {}
         self.active: DepartureChange | None = None
         self.withheld: DepartureChange | None = None
         self._active_id = 0
@@ -118,8 +124,17 @@ class DepartureWatch:
             speed_mps: of the vehicle; None where it is not known, and no warning is withheld then.
             turn: the side on which the vehicle indicates.
         """
-        seen = {side: _boundary(lanes, side, self._rule.half_width_m) for side in _INDEX}
+        seen = {side: _boundary(lanes, side, self.rule.half_width_m) for side in _INDEX}
         times = {side: self._time_to_line_s(side, seen[side], mono_ns, speed_mps) for side in seen}
+        self.lines = {
+            side: LineDistance(
+                at.distance_m, at.std_m, times[side] if times[side] < math.inf else None
+            )
+            for side, at in seen.items()
+            if at is not None
+        }
+        if not self.rule.warns:
+            return None
         self.withheld = None
         if self.active is not None:
             side = self.active.side
@@ -135,13 +150,13 @@ class DepartureWatch:
             self._leaving = dict.fromkeys(self._leaving, 0)
             ended = DepartureChange(side, cause, distance_m, times[side])
             if withheld:
-                self.withheld, self._leaving[side] = ended, self._rule.frames
+                self.withheld, self._leaving[side] = ended, self.rule.frames
             return ended
         for side, boundary in seen.items():
             if (
                 boundary is None
-                or boundary.std_m > self._rule.largest_std_m
-                or times[side] >= self._rule.time_to_line_s
+                or boundary.std_m > self.rule.largest_std_m
+                or times[side] >= self.rule.time_to_line_s
             ):
                 self._leaving[side] = self._frames[side] = 0
                 continue
@@ -149,11 +164,11 @@ class DepartureWatch:
             self._leaving[side] += 1
             self._frames[side] = 0 if withheld else self._frames[side] + 1
             change = DepartureChange(side, withheld, boundary.distance_m, times[side])
-            if self._frames[side] >= self._rule.frames:
+            if self._frames[side] >= self.rule.frames:
                 self.active, self.withheld = change, None
                 self._active_id, self._seen_ns = boundary.id, mono_ns
                 return change
-            if withheld and self._leaving[side] >= self._rule.frames:
+            if withheld and self._leaving[side] >= self.rule.frames:
                 self.withheld = self.withheld or change
         return None
 
@@ -163,15 +178,15 @@ class DepartureWatch:
         """Return why the warning that holds ends now, or None."""
         if boundary is not None and boundary.id == self._active_id:
             self._seen_ns = mono_ns
-            if boundary.distance_m < self._rule.clear_m:
+            if boundary.distance_m < self.rule.clear_m:
                 self._clear_since_ns = None
             elif self._clear_since_ns is None:
                 self._clear_since_ns = mono_ns
-            elif mono_ns - self._clear_since_ns >= self._rule.clear_s * 1e9:
+            elif mono_ns - self._clear_since_ns >= self.rule.clear_s * 1e9:
                 return "returned"
         elif any(lane.id == self._active_id and lane.index != _INDEX[side] for lane in lanes):
             return "lane_changed"
-        elif mono_ns - self._seen_ns > self._rule.longest_unseen_s * 1e9:
+        elif mono_ns - self._seen_ns > self.rule.longest_unseen_s * 1e9:
             return "not_seen"
         return None
 
@@ -181,7 +196,7 @@ class DepartureWatch:
         """Return why there is no warning on `side`, or None."""
         if turn in (side, "hazard"):
             return "indicator"
-        return "slow" if speed_mps is not None and speed_mps < self._rule.slowest_mps else None
+        return "slow" if speed_mps is not None and speed_mps < self.rule.slowest_mps else None
 
     def _time_to_line_s(
         self,

@@ -208,20 +208,55 @@ def _ground_lane(fits: _Fits, row: int) -> GroundLane | None:
 
 def _indices(grounds: Sequence[GroundLane | None]) -> list[int]:
     """Return the index of each lane, see `Lane.index`, by its place beside the front axle."""
-    indices = [0] * len(grounds)
+    return _ranked(
+        [
+            None
+            if ground is None or ground.polynomial.covariance[0, 0] > _LARGEST_OFFSET_STD_M**2
+            else float(ground.polynomial.coefficients[0])
+            for ground in grounds
+        ],
+        _FARTHEST_EGO_M,
+    )
+
+
+def _ranked(lefts: Sequence[float | None], farthest_ego: float) -> list[int]:
+    """Return the index of each line by how far to the left of the vehicle it is; 0 for None."""
+    indices = [0] * len(lefts)
     sides: dict[int, list[tuple[float, int]]] = {-1: [], 1: []}
-    for place, ground in enumerate(grounds):
-        if ground is None or ground.polynomial.covariance[0, 0] > _LARGEST_OFFSET_STD_M**2:
-            continue
-        y_m = float(ground.polynomial.coefficients[0])
-        sides[-1 if y_m > 0 else 1].append((abs(y_m), place))
-    for side, lanes in sides.items():
-        lanes.sort()
+    for place, left in enumerate(lefts):
+        if left is not None:
+            sides[-1 if left > 0 else 1].append((abs(left), place))
+    for side, lines in sides.items():
+        lines.sort()
         # The ego lane's boundary is not seen where the nearest one is a lane away.
-        first = 1 if lanes and lanes[0][0] <= _FARTHEST_EGO_M else 2
-        for rank, (_, place) in enumerate(lanes):
+        first = 1 if lines and lines[0][0] <= farthest_ego else 2
+        for rank, (_, place) in enumerate(lines):
             indices[place] = side * (first + rank)
     return indices
+
+
+def indexed_by_picture(lanes: Sequence[Lane], width: int, height: int) -> tuple[Lane, ...]:
+    """Return the lanes with an index by where each meets the bottom of the picture, left or right
+    of its middle. That is a guess: the camera may look aside, or be mounted there.
+
+    The nearer half of a line is extended straight to the bottom. A line that begins more than twice
+    its height above it has index 0.
+
+    Args:
+        width, height: of the frame, px.
+    """
+    lefts: list[float | None] = []
+    for lane in lanes:
+        points = lane.points
+        (x0, y0), (x1, y1) = points[0].tolist(), points[len(points) // 2].tolist()
+        below = height - y0
+        reaches = y0 > y1 and below <= 2 * (y0 - float(points[-1, 1]))
+        lefts.append(width / 2 - x0 - (x0 - x1) * below / (y0 - y1) if reaches else None)
+    indices = _ranked(lefts, math.inf)
+    return tuple(
+        replace(lane, index=index) if index else lane
+        for lane, index in zip(lanes, indices, strict=True)
+    )
 
 
 def ego_of(lanes: Sequence[Lane]) -> Ego:
@@ -234,12 +269,15 @@ def ego_of(lanes: Sequence[Lane]) -> Ego:
     left, right = boundaries.get(-1), boundaries.get(1)
     seen = [polynomial for polynomial in (left, right) if polynomial is not None]
     slope, slope_std = _mean(seen, 1)
-    heading = -math.atan(slope) if slope_std <= _LARGEST_HEADING_STD_RAD else None
+    heading = heading_std = None
+    if slope_std <= _LARGEST_HEADING_STD_RAD:
+        heading, heading_std = -math.atan(slope), slope_std / (1.0 + slope * slope)
     bend, bend_std = _mean(seen, 2)
-    curvature = None
+    curvature = curvature_std = None
     if 2.0 * bend_std <= min(_LARGEST_CURVATURE_STD, max(_STRAIGHT_STD, 2.0 * abs(bend))):
-        curvature = 2.0 * bend / (1.0 + slope * slope) ** 1.5
-    offset = std = width = None
+        shortened = (1.0 + slope * slope) ** 1.5
+        curvature, curvature_std = 2.0 * bend / shortened, 2.0 * bend_std / shortened
+    offset = offset_std = width = width_std = None
     if left is not None and right is not None:
         c0_left, c0_right = float(left.coefficients[0]), float(right.coefficients[0])
         cosine = math.cos(math.atan(slope))
@@ -248,8 +286,20 @@ def ego_of(lanes: Sequence[Lane]) -> Ego:
             width = across
             offset = -0.5 * (c0_left + c0_right) * cosine
             # Their errors may be common: no better than their mean.
-            std = 0.5 * sum(math.sqrt(each.covariance[0, 0]) for each in (left, right))
-    return Ego(offset, std, heading, curvature, width)
+            std_left, std_right = (math.sqrt(each.covariance[0, 0]) for each in (left, right))
+            offset_std = 0.5 * (std_left + std_right)
+            # What both have in common, as an error of the yaw, does not change the width.
+            width_std = math.hypot(std_left, std_right) * cosine
+    return Ego(
+        offset,
+        offset_std,
+        heading,
+        curvature,
+        width,
+        heading_error_std_rad=heading_std,
+        curvature_std_1pm=curvature_std,
+        lane_width_std_m=width_std,
+    )
 
 
 def _mean(polynomials: Sequence[Polynomial], power: int) -> tuple[float, float]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.lanes.types import Lane, Side
+    from edge_server.lanes.types import Lane, Side, VehicleState
 
     Projection = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -41,19 +41,6 @@ _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
 # without, where steering within the lane is all that limits c0 and c1; the others are the road's.
 _GROWTH_KNOWN = np.array([0.10, 0.010, 1.2e-3, 2e-5])
 _GROWTH_UNKNOWN = np.array([0.35, 0.040, 1.2e-3, 2e-5])
-
-
-@dataclass(frozen=True)
-class Motion:
-    """The vehicle's motion between two frames; None where it is not known.
-
-    Attributes:
-        speed_mps: m/s, positive forward.
-        yaw_rate_radps: rad/s, positive turns to the left.
-    """
-
-    speed_mps: float | None = None
-    yaw_rate_radps: float | None = None
 
 
 class LaneFilter:
@@ -84,7 +71,7 @@ class LaneFilter:
         """Return (N,) y in m at (N,) `x_m`."""
         return _powers(x_m) @ self.mean
 
-    def predict(self, passed_s: float, motion: Motion) -> None:
+    def predict(self, passed_s: float, motion: VehicleState) -> None:
         """Move the polynomial into the vehicle's axes `passed_s` later."""
         ahead_m = (motion.speed_mps or 0.0) * passed_s
         turned_rad = (motion.yaw_rate_radps or 0.0) * passed_s
@@ -217,7 +204,7 @@ class LaneTracker:
         self._crossing, self.lane_change = None, "none"
 
     def update(
-        self, lanes: Sequence[Lane], mono_ns: int, motion: Motion, to_image: Projection
+        self, lanes: Sequence[Lane], mono_ns: int, motion: VehicleState, to_image: Projection
     ) -> tuple[Lane, ...]:
         """Return the lanes of one frame, tracked: the detected ones in their order, then predicted.
 
@@ -227,6 +214,7 @@ class LaneTracker:
         Args:
             mono_ns: CLOCK_MONOTONIC of the capture; a frame that is not newer than the last one
                 moves nothing.
+            motion: what is known of the vehicle between the last frame and this one.
         """
         passed_s = self._pass(mono_ns)
         for track in self._tracks:

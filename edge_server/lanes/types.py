@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from edge_server.errors import Reason
+
 # Older lanes are of no use: neither made nor published. Whole seconds, as MQTT's expiry has them.
 LONGEST_AGE_S: Final = 1
 
@@ -18,6 +20,7 @@ ABSENT_X = -2.0  # TuSimple's mark for "no lane on this row"
 MarkingType = Literal["unknown", "solid", "dashed"]
 MarkingColor = Literal["unknown", "white", "yellow"]
 Side = Literal["none", "left", "right"]
+Indicator = Literal["unknown", "off", "left", "right", "hazard"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +67,7 @@ class Lane:
         score: confidence, 0..1.
         id: of the track; 0 where lanes are not tracked.
         index: -1 is the ego lane's left boundary, 1 its right one, -2 and 2 the next ones outwards;
-            0 where it is not known.
+            0 where it is not known. Without `ground` it is a guess by the picture.
         type: what is painted, where the image shows it.
         color: likewise.
         ground: the boundary on the road; None where the camera has no calibration.
@@ -85,6 +88,38 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class VehicleState:
+    """What the vehicle measured at one moment; axes as in ISO 8855, None where it is not known.
+
+    Attributes:
+        mono_ns: CLOCK_MONOTONIC of the measurement.
+        speed_mps: m/s, positive forward.
+        yaw_rate_radps: rad/s, positive turns to the left.
+    """
+
+    mono_ns: int
+    speed_mps: float | None = None
+    yaw_rate_radps: float | None = None
+    indicator: Indicator = "unknown"
+
+
+@dataclass(frozen=True)
+class LineDistance:
+    """How far the vehicle is from one boundary of its lane.
+
+    Attributes:
+        distance_m: from the outer edge of the front wheels to the boundary, negative beyond it.
+        std_m: its standard deviation.
+        time_s: until a wheel is on the boundary; 0 beyond it, None where the vehicle does not come
+            nearer.
+    """
+
+    distance_m: float
+    std_m: float
+    time_s: float | None
+
+
+@dataclass(frozen=True)
 class Departure:
     """Whether the vehicle leaves its lane, and whether that is warned of.
 
@@ -96,7 +131,7 @@ class Departure:
 
     state: Literal["none", "warning", "withheld"] = "none"
     side: Side = "none"
-    withheld_by: str = ""
+    withheld_by: Literal["", "indicator", "slow"] = ""
 
 
 @dataclass(frozen=True)
@@ -106,13 +141,15 @@ class Ego:
     Attributes:
         lateral_offset_m: of the vehicle's reference point from the middle of the lane; positive to
             the left.
-        lateral_offset_std_m: its standard deviation.
         heading_error_rad: of the vehicle relative to the lane; positive where it points to the left
             of the lane's direction.
         curvature_1pm: of the lane at the vehicle, 1/m; positive bends to the left.
         lane_width_m: between the boundaries, perpendicular to the lane.
+        lateral_offset_std_m, heading_error_std_rad, curvature_std_1pm, lane_width_std_m: standard
+            deviations, each known where its value is.
         lane_change: the side to which the vehicle is changing its lane.
         departure: None where departures are not warned of.
+        left, right: the distance to that boundary; None where it is not detected in this frame.
     """
 
     lateral_offset_m: float | None = None
@@ -122,6 +159,11 @@ class Ego:
     lane_width_m: float | None = None
     lane_change: Side = "none"
     departure: Departure | None = None
+    heading_error_std_rad: float | None = None
+    curvature_std_1pm: float | None = None
+    lane_width_std_m: float | None = None
+    left: LineDistance | None = None
+    right: LineDistance | None = None
 
 
 @dataclass(frozen=True)
@@ -171,13 +213,15 @@ class LaneFrame:
         failure: why there are no lanes; empty where the model responded and `lanes` is its result.
         failure_reason: the same in a word: `model_failed`, `too_old`, or the reason of the camera's
             state.
-        degraded: what is wrong though lanes are detected, each as `reason: text`: with the camera,
-            its calibration, or the device.
+        degraded: what is wrong though lanes are detected: with the camera, its calibration, or the
+            device.
         clock: how the capture time is known; see `Frame`.
         wall_clock: how far `capture_epoch_ns` can be believed; see `ClockState`.
         uncertainty_ns: of the capture time; 0 where it is not known.
         calibration_id: of the camera; empty where it has none.
         ego: the vehicle in its lane; None without a calibration.
+        vehicle: what tracking and warnings used of the vehicle's state; None where nothing was
+            known, or without a calibration.
         max_age_ms: the lanes are stale where they are published at a greater age.
         trace: None where the frame is not traced.
     """
@@ -195,14 +239,20 @@ class LaneFrame:
     lanes: tuple[Lane, ...] = ()
     failure: str = ""
     failure_reason: str = "model_failed"
-    degraded: tuple[str, ...] = ()
+    degraded: tuple[Reason, ...] = ()
     wall_clock: Literal["synchronized", "unsynchronized", "wrong", "unknown"] = "unknown"
-    clock: Literal["arrival", "sensor", "rtp", "ntp"] = "arrival"
+    clock: Literal["arrival", "sensor", "rtp", "ntp", "recording"] = "arrival"
     uncertainty_ns: int = 0
     calibration_id: str = ""
     ego: Ego | None = None
+    vehicle: VehicleState | None = None
     max_age_ms: int = 200
     trace: StageTrace | None = None
+
+    def age_ns(self, now_mono_ns: int) -> int:
+        """Return the time since capture, in ns; `now_mono_ns` is `time.monotonic_ns()` of this
+        host. 0 on a recording's own clock."""
+        return 0 if self.clock == "recording" else now_mono_ns - self.capture_mono_ns
 
 
 def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) -> tuple[Lane, ...]:

@@ -434,7 +434,7 @@ class Link:
     def _write_live(self, connection: Connection, topic: str, seq: int, frame: LaneFrame) -> None:
         feed = self._feed
         now_ns = feed.now_ns()
-        age_s = (now_ns - frame.capture_mono_ns) / 1e9
+        age_s = frame.age_ns(now_ns) / 1e9
         # That there are no lanes is true at any age of the last frame.
         if not frame.failure and age_s > LONGEST_AGE_S:
             feed.lost += 1

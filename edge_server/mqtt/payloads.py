@@ -27,8 +27,9 @@ from edge_server.pipeline.messages import (
     calibration_message,
     event_message,
     lane_frame_fields,
+    reason_fields,
 )
-from edge_server.pipeline.vehicle import VehicleState, vehicle_state
+from edge_server.pipeline.vehicle import vehicle_state
 from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import health_pb2, lane_service_pb2, lanes_pb2
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from edge_server.board.update import UpdateRecord
     from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration
-    from edge_server.lanes.types import LaneFrame
+    from edge_server.lanes.types import LaneFrame, VehicleState
     from edge_server.pipeline.event_log import Event
     from edge_server.settings.sections import PayloadFormat
 
@@ -388,7 +389,7 @@ def health(
         device=identity.device,
         boot_id=identity.boot_id,
         status=f"HEALTH_STATUS_{status}",
-        reasons=[as_utf8(reason) for reason in report.reasons],
+        **reason_fields(report.reasons),
         time={
             "mono_ns": mono_ns,
             "clock": f"HEALTH_CLOCK_{report.clock.name}",

@@ -228,7 +228,7 @@ class LaneModel:
             NoLanes: the model's response is something else.
             EdgeServerError: the model cannot respond; see `DataPlane.infer`.
         """
-        queue_ns = time.monotonic_ns() - frame.capture_mono_ns
+        queue_ns = frame.age_ns(time.monotonic_ns())
         with self._data_plane.lease() as snapshot:
             tensors = self._tensors
             if tensors is None or self._seen() is not snapshot:

@@ -14,12 +14,14 @@ from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
     EdgeServerError,
     NotFound,
+    Reason,
     SettingsError,
     Unavailable,
     forget_frames,
     may_pass,
 )
 from edge_server.inference.data_plane import MODEL_STUCK_S
+from edge_server.lanes.road_geometry import indexed_by_picture
 from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import Detected, LaneModel, NoLanes
@@ -149,14 +151,16 @@ class LanePipeline:
             return self.failure_reason, self.failure
         return status.reason, status.text
 
-    def tick(self, now: float) -> bool:
-        """Process one frame, or wait briefly for one; return False at the end of the source."""
+    def tick(self, now: float) -> None:
+        """Process one frame, or wait briefly for one."""
         if self.awaits_model:
             self._try_model(now)
-            return True
+            return
         if not self.camera.wait_for_frame(_FRAME_WAIT_S):
             self._report_no_frames(now)
-            return not self.camera.ended
+            if self.camera.ended:  # it waits for no frame any more
+                self.worker.wait(_FRAME_WAIT_S)
+            return
         if self._owing_since is None:
             self._owing_since = time.monotonic()
         status = self.camera.status
@@ -170,7 +174,6 @@ class LanePipeline:
                 self._shares.end_turn(self._share, again=self.camera.newest is not None)
             if made is not None:
                 self._finish(*made)
-        return True
 
     def _try_model(self, now: float) -> None:
         """Start the camera if its model serves now; otherwise wait briefly."""
@@ -203,19 +206,21 @@ class LanePipeline:
         frame = self.camera.next_frame(0.0)
         if frame is None:
             return None
-        if (now_ns := time.monotonic_ns()) - frame.capture_mono_ns > self._max_age_ms * 1e6:
+        if frame.age_ns(now_ns := time.monotonic_ns()) > self._max_age_ms * 1e6:
             self._drop_too_old(frame, now_ns)
             return None
         self._reminder.reason = request = trace = detected = None
         capture_ns, tracer = frame.capture_mono_ns, self._tracer
+        if frame.clock == "recording":
+            capture_ns = frame.arrived_mono_ns
         if tracer and (trace := tracer.frame(self.camera.name, frame.id, capture_ns)):
             trace.begin("capture", capture_ns)
             trace.begin("wait", frame.arrived_mono_ns or capture_ns)
             request = tracer.of_frame(self.model, trace.begin("infer"))
         status, failure = self.camera.status, ""
-        degraded: tuple[str, ...] = ()
+        degraded: tuple[Reason, ...] = ()
         if status.state is CameraState.DEGRADED:
-            degraded = (f"{status.reason}: {status.text}",)
+            degraded = (Reason(status.reason, status.text),)
         deadline = time.monotonic() + self._frame_deadline_s
         # An execution that begins just before the deadline is watched for as long as any other.
         self.worker.beat(self._frame_deadline_s + 2 * MODEL_STUCK_S)
@@ -226,7 +231,7 @@ class LanePipeline:
             forget_frames(error)
         self.worker.beat()
         lane_frame = self._lane_frame(frame, detected, failure, degraded=degraded, trace=trace)
-        age_s = (time.monotonic_ns() - capture_ns) / 1e9
+        age_s = frame.age_ns(time.monotonic_ns()) / 1e9
         if not failure and age_s > LONGEST_AGE_S:
             failure = (
                 f"its lanes are {age_s:.1f} s old when the model has found them, and lanes are of "
@@ -254,7 +259,7 @@ class LanePipeline:
         """Count a frame that is too old for lanes. While all are, the listeners get one of them
         every second, with the reason."""
         self.too_old_frames += 1
-        now, age_ms = now_ns / 1e9, (now_ns - frame.capture_mono_ns) / 1e6
+        now, age_ms = now_ns / 1e9, frame.age_ns(now_ns) / 1e6
         if self._reminder.is_due("too_old", now + _REMINDER_PERIOD_S, now):
             failure = (
                 f"its frames are {age_ms:.0f} ms old before the model sees them, max_age_ms is "
@@ -286,7 +291,7 @@ class LanePipeline:
         self._shares.end_turn(self._share)
 
     def _end(self) -> None:
-        """Leave, and end the events of the road; the last that the loop's thread does."""
+        """Leave, and end the events of the road: at the end of a recording, and of the thread."""
         self.leave()
         if self._road is not None and self._last is not None:
             self._road.end(_at_present(self._last))
@@ -323,7 +328,7 @@ class LanePipeline:
         failure: str = "",
         failure_reason: str = "model_failed",
         *,
-        degraded: tuple[str, ...] = (),
+        degraded: tuple[Reason, ...] = (),
         trace: FrameTrace | None = None,
     ) -> LaneFrame:
         """Return what is known of `frame`, with what the model has found in it."""
@@ -331,6 +336,9 @@ class LanePipeline:
         if detected is None:
             detected = Detected(self.model, "", StageLatency(), ())
         width, height = frame.size
+        lanes = detected.lanes
+        if self._road is None:
+            lanes = indexed_by_picture(lanes, width, height)
         return LaneFrame(
             camera=self.camera.name,
             frame_id=frame.id,
@@ -342,7 +350,7 @@ class LanePipeline:
             model_name=detected.model_name,
             model_version=detected.model_version,
             latency_us=detected.latency_us,
-            lanes=detected.lanes,
+            lanes=lanes,
             failure=failure,
             failure_reason=failure_reason,
             max_age_ms=self._max_age_ms,
@@ -397,15 +405,22 @@ class LanePipeline:
         """Give the listeners the reason why there are no frames: at once, then every second.
 
         The message has the number and the time of the last frame, so that its age counts from
-        there; before the first frame, the time since which there has been none.
+        there; before the first frame, the time since which there has been none. The events of the
+        road end with a recording.
         """
         status = self.camera.status
-        if status.usable or self.camera.ended or status.state is CameraState.STOPPED:
+        if status.usable or status.state is CameraState.STOPPED:
             return
         starts = status.state is CameraState.STARTING
         first = now + _REMINDER_PERIOD_S if starts else now
-        if self._reminder.is_due(status, first, now):
-            self._give_missed(self._without_lanes(status.text, status.reason), None)
+        if not self._reminder.is_due(status, first, now):
+            return
+        lane_frame = self._without_lanes(status.text, status.reason)
+        if self.camera.ended:
+            self._end()
+            self._give(lane_frame, None)
+        else:
+            self._give_missed(lane_frame, None)
 
     def _without_lanes(self, failure: str, reason: str) -> LaneFrame:
         """Return what is known of the last frame that the listeners got, and why there is none."""
@@ -423,6 +438,7 @@ class LanePipeline:
             failure_reason=reason,
             degraded=() if self._board is None else self._board.latest.reasons,
             ego=None,
+            vehicle=None,
             trace=None,
         )
 

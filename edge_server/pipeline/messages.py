@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from edge_server.errors import Reason
 from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
@@ -29,6 +30,7 @@ EVENT_SCHEMA = "edge.event/1"
 
 _UINT32 = 2**32
 _LONGEST_REASON = 500  # characters of a text that is sent with every frame or event
+_CODES = frozenset(lanes_pb2.ReasonCode.keys()[1:])
 _UPPER = np.triu_indices(4)
 
 
@@ -46,7 +48,7 @@ class Judgement(NamedTuple):
     """
 
     status: str
-    reasons: list[str]
+    reasons: list[Reason]
     age_us: int
 
 
@@ -56,22 +58,37 @@ def judge(frame: LaneFrame, now_mono_ns: int, *, complete: bool) -> Judgement:
     Args:
         complete: every lane of the frame is in the message.
     """
-    age_us = max(0, now_mono_ns - frame.capture_mono_ns) // 1000
+    age_us = max(0, frame.age_ns(now_mono_ns)) // 1000
     status = "FRAME_STATUS_OK"
     reasons = []
     if not complete:
         status = "FRAME_STATUS_DEGRADED"
-        reasons.append("lane_not_finite")
+        reasons.append(Reason("lane_not_finite"))
     if frame.degraded:
         status = "FRAME_STATUS_DEGRADED"
-        reasons += [as_utf8(reason[:_LONGEST_REASON]) for reason in frame.degraded]
+        reasons += frame.degraded
     if age_us > 1000 * frame.max_age_ms:
         status = "FRAME_STATUS_STALE"
-        reasons.append("age")
+        reasons.append(Reason("age"))
     if frame.failure:
         status = "FRAME_STATUS_INVALID"
-        reasons.append(as_utf8(f"{frame.failure_reason}: {frame.failure}"[:_LONGEST_REASON]))
+        reasons.append(Reason(frame.failure_reason, frame.failure))
     return Judgement(status, reasons, min(age_us, _UINT32 - 1))
+
+
+def reason_fields(reasons: Sequence[Reason]) -> dict[str, Any]:
+    """Return the fields that say why a status is not OK: `reasons` and `reason_details`."""
+    return {
+        "reasons": [as_utf8(str(reason)[:_LONGEST_REASON]) for reason in reasons],
+        "reason_details": [
+            {"code": _code(code), "text": as_utf8(text[:_LONGEST_REASON])} for code, text in reasons
+        ],
+    }
+
+
+def _code(word: str) -> str:
+    name = f"REASON_CODE_{word.upper()}"
+    return name if name in _CODES else "REASON_CODE_OTHER"
 
 
 def lane_frame_fields(
@@ -95,6 +112,17 @@ def lane_frame_fields(
     complete = len(lanes) == len(frame.lanes)
     status, reasons, age_us = judge(frame, now_mono_ns, complete=complete)
     ego = {} if frame.ego is None else {"ego": _ego(frame.ego)}
+    vehicle = {}
+    if (used := frame.vehicle) is not None:
+        measured = {
+            "speed_mps": used.speed_mps,
+            "yaw_rate_radps": used.yaw_rate_radps,
+            "indicator": None
+            if used.indicator == "unknown"
+            else f"INDICATOR_{used.indicator.upper()}",
+            "age_us": (frame.capture_mono_ns - used.mono_ns) // 1000,
+        }
+        vehicle = {"vehicle": {name: each for name, each in measured.items() if each is not None}}
     latency = frame.latency_us
     return {
         "schema": LANES_SCHEMA,
@@ -105,7 +133,7 @@ def lane_frame_fields(
         "seq": seq % _UINT32,
         "dropped": frame.dropped % _UINT32,
         "status": status,
-        "reasons": reasons,
+        **reason_fields(reasons),
         "time": {
             "capture_mono_ns": frame.capture_mono_ns,
             "capture_epoch_ns": frame.capture_epoch_ns,
@@ -128,6 +156,7 @@ def lane_frame_fields(
         "lanes": lanes,
         **ego,
         "calib_id": frame.calibration_id,
+        **vehicle,
     }
 
 
@@ -149,7 +178,12 @@ class LaneMessage(msgspec.Struct, dict=True, eq=False):
         # Parsing takes a twentieth of the time of making the lanes anew for each reader.
         message = lanes_pb2.LaneFrame.FromString(written)
         message.status = lanes_pb2.FrameStatus.Value(status)  # type: ignore[assignment]  # grpcio-tools makes it an int
-        message.reasons[:] = reasons
+        fields = reason_fields(reasons)
+        message.reasons[:] = fields["reasons"]
+        message.ClearField("reason_details")
+        message.reason_details.extend(
+            lanes_pb2.Reason(**details) for details in fields["reason_details"]
+        )
         message.time.age_us = age_us
         return message
 
@@ -184,6 +218,7 @@ def event_message(event: Event, identity: Identity) -> events_pb2.Event:
         frame_id=None if event.frame_id is None else event.frame_id % _UINT32,
         distance_to_line_m=_rounded(event.distance_to_line_m),
         time_to_line_s=_rounded(event.time_to_line_s),
+        cause_code=_code(event.cause),
     )
 
 
@@ -259,6 +294,9 @@ def _ego(ego: Ego) -> dict[str, Any]:
         "heading_error_rad": ego.heading_error_rad,
         "curvature_1pm": ego.curvature_1pm,
         "lane_width_m": ego.lane_width_m,
+        "heading_error_std_rad": ego.heading_error_std_rad,
+        "curvature_std_1pm": ego.curvature_std_1pm,
+        "lane_width_std_m": ego.lane_width_std_m,
     }
     known = {name: round(value, 6) for name, value in measured.items() if value is not None}
     fields: dict[str, Any] = {**known, "lane_change": f"LANE_CHANGE_{ego.lane_change.upper()}"}
@@ -267,5 +305,15 @@ def _ego(ego: Ego) -> dict[str, Any]:
             "state": f"DEPARTURE_STATE_{departure.state.upper()}",
             "side": "" if departure.side == "none" else departure.side,
             "withheld_by": departure.withheld_by,
+            "side_code": f"DEPARTURE_SIDE_{departure.side.upper()}",
+            "withheld_by_code": f"WITHHELD_BY_{(departure.withheld_by or 'none').upper()}",
         }
+    for side, line in (("left", ego.left), ("right", ego.right)):
+        if line is not None:
+            time_s = {} if line.time_s is None else {"time_s": round(line.time_s, 3)}
+            fields[side] = {
+                "distance_m": round(line.distance_m, 3),
+                "distance_std_m": round(line.std_m, 4),
+                **time_s,
+            }
     return fields

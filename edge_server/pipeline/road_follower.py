@@ -8,22 +8,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_server.errors import Reason
 from edge_server.lanes.departure import DepartureWatch
 from edge_server.lanes.paint import on_paint
-from edge_server.lanes.road_geometry import PitchDrift, PitchFilter, ego_of, road_of
-from edge_server.lanes.tracking import LaneTracker, Motion
-from edge_server.lanes.types import Departure
+from edge_server.lanes.road_geometry import (
+    PitchDrift,
+    PitchFilter,
+    ego_of,
+    indexed_by_picture,
+    road_of,
+)
+from edge_server.lanes.tracking import LaneTracker
+from edge_server.lanes.types import Departure, VehicleState
 from edge_server.pipeline.event_log import Event, LastingEvents
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.camera_model import CameraModel
-    from edge_server.lanes.departure import DepartureChange, DepartureRule
-    from edge_server.lanes.types import LaneFrame
+    from edge_server.lanes.departure import DepartureChange, DepartureRule, DepartureSide
+    from edge_server.lanes.types import LaneFrame, LineDistance
     from edge_server.pipeline.event_log import EventLog
-    from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
+    from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.pixels import Image
     from edge_server.settings.sections import EventKind
 
@@ -43,9 +52,9 @@ class RoadEvents:
     """Puts the events of a camera's tracked lanes into the log, once when each begins and once when
     it ends. For one thread; `update` returns at once."""
 
-    def __init__(self, log: EventLog, rule: DepartureRule | None) -> None:
+    def __init__(self, log: EventLog, rule: DepartureRule) -> None:
         self._lasting = LastingEvents(log)
-        self._watch = None if rule is None else DepartureWatch(rule)
+        self._watch = DepartureWatch(rule)
 
     def update(self, frame: LaneFrame, vehicle: VehicleState) -> None:
         """Put what begins or ends with `frame`.
@@ -53,20 +62,19 @@ class RoadEvents:
         Args:
             frame: tracked; one with a `failure` ends nothing but what its lanes cannot carry on.
         """
-        if self._watch is not None:
-            change = self._watch.update(
-                frame.lanes, frame.capture_mono_ns, vehicle.speed_mps, vehicle.indicator
-            )
-            if change is not None:
-                self._put_departure(frame, change)
+        change = self._watch.update(
+            frame.lanes, frame.capture_mono_ns, vehicle.speed_mps, vehicle.indicator
+        )
+        if change is not None:
+            self._put_departure(frame, change)
         if not frame.failure:
             side = "none" if frame.ego is None else frame.ego.lane_change
             text = f"the vehicle crosses the {side} boundary of its lane"
             cause = "" if side == "none" else side
             self._follow(frame, "lane_change", cause, text, "the lane change has ended")
             # Faults of the camera and of the device are events of their own.
-            of_road = (each for each in frame.degraded if each.startswith(_CALIBRATION))
-            fault, _, text = next(of_road, "").partition(": ")
+            of_road = (each for each in frame.degraded if each.code.startswith(_CALIBRATION))
+            fault, text = next(of_road, Reason(""))
             self._follow(frame, "degraded", fault, text, "lanes are as they should be")
 
     def end(self, frame: LaneFrame) -> None:
@@ -78,14 +86,22 @@ class RoadEvents:
                 self._lasting.end(name, self._event(frame, kind, why, text))
 
     @property
+    def lines(self) -> Mapping[DepartureSide, LineDistance]:
+        """The distances to the boundaries of the lane, as of the last `update`."""
+        return self._watch.lines
+
+    @property
     def departure(self) -> Departure | None:
-        """Whether the vehicle leaves its lane, as of the last `update`; None without a rule."""
-        if self._watch is None:
+        """Whether the vehicle leaves its lane, as of the last `update`; None where that is not
+        warned of."""
+        if not self._watch.rule.warns:
             return None
         if (warning := self._watch.active) is not None:
             return Departure("warning", warning.side)
         if (withheld := self._watch.withheld) is not None:
-            return Departure("withheld", withheld.side, withheld.cause or "")
+            return Departure(
+                "withheld", withheld.side, "indicator" if withheld.cause == "indicator" else "slow"
+            )
         return Departure()
 
     def _put_departure(self, frame: LaneFrame, change: DepartureChange) -> None:
@@ -156,11 +172,13 @@ class LaneLocator:
         model = self._model_for(lane_frame.width, lane_frame.height)
         if model is None:
             lens = self.calibration.model.lens
+            width, height = lane_frame.width, lane_frame.height
+            lanes = indexed_by_picture(lane_frame.lanes, width, height)
             return _degraded(
-                lane_frame,
-                f"calibration_size: the frames have {lane_frame.width} x {lane_frame.height} px, "
-                f"another shape than the {lens.width} x {lens.height} px of the calibration; the "
-                "lanes are not on the road",
+                replace(lane_frame, lanes=lanes),
+                "calibration_size",
+                f"the frames have {width} x {height} px, another shape than the {lens.width} x "
+                f"{lens.height} px of the calibration; the lanes are not on the road",
             )
         mono_ns = lane_frame.capture_mono_ns
         pitch = self._pitch
@@ -177,7 +195,8 @@ class LaneLocator:
             degrees = math.degrees(self._drift.rad)
             lane_frame = _degraded(
                 lane_frame,
-                f"calibration_drift: on a minute of straight road the camera looked "
+                "calibration_drift",
+                "on a minute of straight road the camera looked "
                 f"{abs(degrees):.1f} degrees {'down' if degrees > 0 else 'up'} from its "
                 "calibration; calibrate it again",
             )
@@ -199,8 +218,8 @@ class LaneLocator:
         return self._model
 
 
-def _degraded(lane_frame: LaneFrame, reason: str) -> LaneFrame:
-    return replace(lane_frame, degraded=(*lane_frame.degraded, reason))
+def _degraded(lane_frame: LaneFrame, code: str, text: str) -> LaneFrame:
+    return replace(lane_frame, degraded=(*lane_frame.degraded, Reason(code, text)))
 
 
 class RoadFollower:
@@ -225,33 +244,38 @@ class RoadFollower:
         A frame without lanes for a reason of its own changes nothing but the warnings that its
         absence ends.
         """
-        vehicle, trace = self._vehicle.at(lane_frame.capture_mono_ns), lane_frame.trace
+        mono_ns, trace = lane_frame.capture_mono_ns, lane_frame.trace
+        # What the vehicle does now is nothing to a recording on its own clock.
+        known = None if lane_frame.clock == "recording" else self._vehicle.at(mono_ns)
+        vehicle = VehicleState(mono_ns) if known is None else known
         if not lane_frame.failure:
             if trace is not None:
                 trace.begin("locate")
             lane_frame = self._locator.locate(lane_frame, image)
             if trace is not None:
                 trace.begin("track")
-            lanes = self._tracker.update(
-                lane_frame.lanes,
-                lane_frame.capture_mono_ns,
-                Motion(vehicle.speed_mps, vehicle.yaw_rate_radps),
-                self._locator.to_image,
-            )
+            lanes = self._tracker.update(lane_frame.lanes, mono_ns, vehicle, self._locator.to_image)
             ego = None
             if lane_frame.ego is not None:
                 ego = replace(ego_of(lanes), lane_change=self._tracker.lane_change)
-            lane_frame = replace(lane_frame, lanes=lanes, ego=ego)
+            lane_frame = replace(lane_frame, lanes=lanes, ego=ego, vehicle=known)
         self._events.update(lane_frame, vehicle)
         if lane_frame.ego is not None:
-            ego = replace(lane_frame.ego, departure=self._events.departure)
+            lines = self._events.lines
+            ego = replace(
+                lane_frame.ego,
+                departure=self._events.departure,
+                left=lines.get("left"),
+                right=lines.get("right"),
+            )
             lane_frame = replace(lane_frame, ego=ego)
         return lane_frame
 
     def miss(self, lane_frame: LaneFrame) -> None:
         """Note that there are no lanes to follow at the capture of `lane_frame`, which ends the
         warnings that their absence ends."""
-        self._events.update(lane_frame, self._vehicle.at(lane_frame.capture_mono_ns))
+        mono_ns = lane_frame.capture_mono_ns
+        self._events.update(lane_frame, self._vehicle.at(mono_ns) or VehicleState(mono_ns))
 
     def end(self, lane_frame: LaneFrame) -> None:
         """End every event of the road; see `RoadEvents.end`."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edge_server.errors import InvalidRequest
+from edge_server.lanes.types import VehicleState
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edge_server.lanes.departure import Indicator
+    from edge_server.lanes.types import Indicator
 
 # At 1 rad/s a heading that is older is off by half a radian.
 OLDEST_S = 0.5
@@ -32,22 +32,6 @@ _INDICATORS: Mapping[int, Indicator] = MappingProxyType(
         pb.INDICATOR_HAZARD: "hazard",
     }
 )
-
-
-@dataclass(frozen=True)
-class VehicleState:
-    """What the vehicle measured at one moment; axes as in ISO 8855, None where it is not known.
-
-    Attributes:
-        mono_ns: CLOCK_MONOTONIC of the measurement.
-        speed_mps: m/s, positive forward.
-        yaw_rate_radps: rad/s, positive turns to the left.
-    """
-
-    mono_ns: int
-    speed_mps: float | None = None
-    yaw_rate_radps: float | None = None
-    indicator: Indicator = "unknown"
 
 
 def vehicle_state(request: pb.SetVehicleStateRequest, now_ns: int) -> VehicleState:
@@ -95,8 +79,8 @@ class VehicleInputs:
         if newest is None or state.mono_ns >= newest.mono_ns:
             self._newest = state
 
-    def at(self, mono_ns: int | None = None) -> VehicleState:
-        """Return the newest state, or one that knows nothing where that is older than `OLDEST_S`.
+    def at(self, mono_ns: int | None = None) -> VehicleState | None:
+        """Return the newest state; None where that is older than `OLDEST_S`.
 
         Args:
             mono_ns: the moment; None for now.
@@ -104,5 +88,5 @@ class VehicleInputs:
         now_ns = time.monotonic_ns() if mono_ns is None else mono_ns
         newest = self._newest
         if newest is None or now_ns - newest.mono_ns > OLDEST_S * 1e9:
-            return VehicleState(now_ns)
+            return None
         return newest

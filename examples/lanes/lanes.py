@@ -37,9 +37,11 @@ def show_lanes(service: lane_service_pb2_grpc.LaneServiceStub, most: int) -> int
             offset = "-"
             if frame.ego.HasField("lateral_offset_m"):
                 offset = f"{frame.ego.lateral_offset_m:+.2f}"
+            codes = [lanes_pb2.ReasonCode.Name(each.code) for each in frame.reason_details]
+            reasons = "".join(f", {code.removeprefix('REASON_CODE_')}" for code in codes)
             print(
                 f"{frame.camera} {frame.frame_id} {status} {frame.time.age_us // 1000} ms, "
-                f"{len(frame.lanes)} lanes, offset {offset} m, lost {response.lost}",
+                f"{len(frame.lanes)} lanes, offset {offset} m, lost {response.lost}{reasons}",
                 flush=True,
             )
             shown += 1

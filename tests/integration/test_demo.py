@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cv2
+import numpy as np
 import pytest
 from support.waiting import wait_until
 
@@ -70,6 +72,42 @@ def test_json_is_one_message_a_frame_with_its_lanes(tmp_path: Path) -> None:
     assert [m["seq"] for m in messages] == sorted({m["seq"] for m in messages})
     assert all(m["schema"] == "edge.lanes/1" for m in messages)
     assert max(len(m["lanes"]) for m in messages) >= 2
+
+
+def test_a_clip_in_lockstep_loses_no_frame_and_its_video_has_the_clips_pace(
+    tmp_path: Path,
+) -> None:
+    clip = cv2.VideoWriter(
+        str(tmp_path / "drive.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 40, (320, 180)
+    )
+    for number in range(60):
+        clip.write(np.full((180, 320, 3), number, np.uint8))
+    clip.release()
+    done = demo(tmp_path, "--source", "drive.mp4", "--json", "--video", "lanes.mp4")
+    assert done.returncode == 0, done.stderr
+    *messages, ended = map(json.loads, done.stdout.splitlines())
+    # It is grey: whatever is said of its pictures, there is a message for each.
+    assert [message["frame_id"] for message in messages] == list(range(60))
+    times = [int(message["time"]["capture_mono_ns"]) for message in messages]
+    assert {later - time for time, later in pairwise(times)} == {25_000_000}
+    assert {message["time"]["age_us"] for message in messages} == {0}
+    assert {message["dropped"] for message in messages} == {0}
+    assert ended["reason_details"] == [
+        {"code": "REASON_CODE_ENDED", "text": "it ended after 60 frames"}
+    ]
+    assert f"60 frames are in {tmp_path}/lanes.mp4" in done.stderr
+    video = cv2.VideoCapture(str(tmp_path / "lanes.mp4"))
+    assert video.get(cv2.CAP_PROP_FRAME_COUNT) == 60
+    assert video.get(cv2.CAP_PROP_FPS) == 40
+
+
+def test_a_camera_has_no_lockstep_nor_has_a_recording_with_a_rate(tmp_path: Path) -> None:
+    live = demo(tmp_path, "--lockstep", "--source", "/dev/video63")
+    assert live.returncode == 78
+    assert "--lockstep: /dev/video63 is a camera, which waits for nobody" in live.stderr
+    paced = demo(tmp_path, "--lockstep", "--source", "synthetic://road?fps=8")
+    assert paced.returncode == 78
+    assert "--lockstep: synthetic://road has a rate, fps=8; leave one out" in paced.stderr
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:

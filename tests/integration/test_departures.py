@@ -134,18 +134,24 @@ def test_what_the_vehicle_says_of_itself_withholds_warnings(
             messages = (json.loads(line) for line in subscriber.stdout or ())
             event = next(each for each in messages if each["schema"] == "edge.event/1")
             assert event["kind"] == "EVENT_KIND_LANE_DEPARTURE"
+            assert event["cause_code"] == f"REASON_CODE_{event['cause'].upper()}"
             return event["phase"], event["cause"]
 
-        def departure() -> dict[str, str]:
-            """That of the first lanes after the event."""
+        def lanes() -> dict[str, Any]:
+            """The first after the event."""
             messages = (json.loads(line) for line in subscriber.stdout or ())
-            return dict(next(each for each in messages if "ego" in each)["ego"]["departure"])
+            return dict(next(each for each in messages if "ego" in each))
+
+        def departure() -> dict[str, str]:
+            return dict(lanes()["ego"]["departure"])
 
         assert next_event() == ("EVENT_PHASE_BEGIN", "left")
         assert departure() == {
             "state": "DEPARTURE_STATE_WARNING",
             "side": "left",
             "withheld_by": "",
+            "side_code": "DEPARTURE_SIDE_LEFT",
+            "withheld_by_code": "WITHHELD_BY_NONE",
         }
 
         stubs = f"PYTHONPATH={tmp_path}"
@@ -155,6 +161,14 @@ def test_what_the_vehicle_says_of_itself_withholds_warnings(
             found = departure()
             assert found["state"] == "DEPARTURE_STATE_WITHHELD"
             assert found["withheld_by"] == "indicator"
+            assert found["withheld_by_code"] == "WITHHELD_BY_INDICATOR"
+            frame = lanes()
+            assert frame["vehicle"]["speed_mps"] == 25.0
+            assert frame["vehicle"]["indicator"] == "INDICATOR_HAZARD"
+            assert frame["vehicle"]["age_us"] <= 500_000
+            # Its wheels are beyond the boundary, and time has passed.
+            assert frame["ego"]["left"]["distance_m"] < 0
+            assert frame["ego"]["left"]["time_s"] == 0.0
         # Half a second later the daemon does not know it any more.
         assert next_event() == ("EVENT_PHASE_BEGIN", "left")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shutil
@@ -17,12 +19,16 @@ from support.lane_stubs import PROTO, generate_python
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.mosquitto import Mosquitto
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/lanes"
 WAIT_S = 60.0
 LANES = re.compile(
     r"road \d+ (OK|DEGRADED|STALE) \d+ ms, \d lanes, offset (-|[+-]\d\.\d\d) m, lost \d+"
+    r"(, [A-Z_]+)*"
 )
+ENDED = re.compile(r"clip 4 INVALID \d+ ms, 0 lanes, offset - m, lost \d+(, AGE)?, ENDED")
 EVENT = re.compile(r"(\d+) [A-Z_]+ (BEGIN|END|INSTANT) \w+ \S+")
 
 Run = list[str]
@@ -41,6 +47,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         max_age_ms = 1000
         [cameras.absent]  # which is an event
         uri = "/dev/video63"
+        [cameras.clip]  # which ends
+        uri = "synthetic://road?seed=7&fps=0&frames=5"
         """
     )
     process = Process(folder, f"--config={config}")
@@ -141,6 +149,8 @@ def test_a_vehicle_program_gets_lanes_and_events_and_gives_its_speed(
     assert len(lanes) == 6
     assert all(LANES.fullmatch(line) for line in lanes if line.startswith("road ")), lanes
     assert any(line.startswith("road ") for line in lanes)
+    # 10 a second are of the road, one of the clip that has ended.
+    assert any(ENDED.fullmatch(line) for line in output("lanes", "40"))
     last_id = tmp_path / "last_id"
     last_id.write_text("0")
     before = tmp_path / "before"
@@ -153,3 +163,28 @@ def test_a_vehicle_program_gets_lanes_and_events_and_gives_its_speed(
     assert before.read_text() == "0", "it was written in place, and is empty for a moment"
     assert output("vehicle", "22.5") == ["taken"]
     assert output("vehicle", "22.5", "left", "0.2") == ["taken"]
+
+
+def test_a_subscriber_learns_that_a_recording_has_ended(
+    mosquitto: Mosquitto, start: Callable[..., Process]
+) -> None:
+    if shutil.which("mosquitto_sub") is None:
+        pytest.skip("no mosquitto_sub on this machine: apt install mosquitto-clients")
+    command = ["mosquitto_sub", "-h", mosquitto.host, "-p", str(mosquitto.port), "-W", "60"]
+    with subprocess.Popen(
+        [*command, "-t", "edge/v1/+/cameras/+/lanes"], stdout=subprocess.PIPE, text=True
+    ) as subscriber:
+        start(
+            f"--model-repository={ROOT / 'models'}",
+            "--camera=clip=synthetic://road?seed=7&fps=0&frames=5",
+            f"--mqtt={mosquitto.host}:{mosquitto.port}",
+        )
+        frames = (json.loads(line) for line in subscriber.stdout or ())
+        ended = (frame for frame in frames if frame["status"] == "FRAME_STATUS_INVALID")
+        for frame in itertools.islice(ended, 2):
+            assert (frame["frame_id"], frame["lanes"]) == (4, [])
+            assert frame["reason_details"][-1] == {
+                "code": "REASON_CODE_ENDED",
+                "text": "it ended after 5 frames",
+            }
+        subscriber.kill()

@@ -24,6 +24,7 @@ from edge_server.cameras.jpeg import JpegDecoder, encode_jpeg
 from edge_server.cameras.mcap_file import McapSource
 from edge_server.cameras.source import open_source, recorded_calibration
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.lanes.departure import DepartureRule
 from edge_server.lanes.types import StageLatency
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
@@ -78,7 +79,7 @@ class Road:
     def __init__(self, data_plane: DataPlane, calibration: Calibration) -> None:
         self.camera = Camera("front", "synthetic://road")
         self._pipeline = LanePipeline(self.camera, data_plane, "lane_detection", ())
-        events = RoadEvents(EventLog(), None)
+        events = RoadEvents(EventLog(), DepartureRule(warns=False))
         self._road = RoadFollower(LaneLocator(calibration), VehicleInputs(), events, 0.95)
         self._calibration = calibration
         self._pipeline.validate()

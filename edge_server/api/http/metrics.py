@@ -51,7 +51,7 @@ def _board(sources: Sources) -> Iterator[Metric]:
     if sources.board is None:
         return
     report = sources.board.report
-    now = {reason.partition(":")[0] for reason in report.reasons}
+    now = {reason.code for reason in report.reasons}
     words = (*REASONS, NO_GPU, NOT_RECORDED, HTTP_CLOSED, CLOCK_UNSYNCHRONIZED)
     yield from many("edge_board_condition", {word: word in now for word in words})
     states = {state.value: report.clock is state for state in ClockState}

@@ -124,7 +124,7 @@ class LaneLatency:
         if lane_frame.failure:
             return
         now_ns = self._now_ns()
-        age_s = (now_ns - lane_frame.capture_mono_ns) / 1e9
+        age_s = lane_frame.age_ns(now_ns) / 1e9
         camera, latency_us, lanes = lane_frame.camera, lane_frame.latency_us, lane_frame.lanes
         if 1e3 * age_s <= lane_frame.max_age_ms:
             self._valid_ns[camera] = now_ns

@@ -316,15 +316,15 @@ def synthetic_road(
 
     Args:
         seed: selects the road.
-        fps: frames per second, `DEFAULT_FPS` if None; 0 renders at full speed, with the steps of
+        fps: frames per second, `DEFAULT_FPS` if None; 0 is lock-step, see `Pace`, with the steps of
             `DEFAULT_FPS`.
         width, height: of the images in pixels.
         frames: number of frames until the drive ends; 0 never ends.
         manoeuvres: departures, lane changes and braking; see `Drive`.
         conditions: names of `road_variants.VARIANTS`; a clear motorway if empty.
     """
-    rate = DEFAULT_FPS if fps is None else fps
-    step_s = 1 / (rate or DEFAULT_FPS)
+    rate = fps or DEFAULT_FPS
+    step_s = 1 / rate
 
     def images() -> Generator[NDArray[np.uint8], None, None]:
         scene = RoadScene.for_camera(seed)
@@ -337,7 +337,7 @@ def synthetic_road(
             view = look(scene.camera, scene.course, distance_m, width, height, pose=pose)
             yield draw(view, scene, distance_m)
 
-    return Recording(images(), rate)
+    return Recording(images(), rate, lockstep=fps == 0)
 
 
 def render(

@@ -60,10 +60,14 @@ Status ShowLanes(v1::LaneService::Stub& service, long most, long& shown) {
     if (frame.ego().has_lateral_offset_m()) {
       std::snprintf(offset, sizeof offset, "%+.2f", frame.ego().lateral_offset_m());
     }
+    std::string reasons;
+    for (const v1::Reason& reason : frame.reason_details()) {
+      reasons += ", " + Word(v1::ReasonCode_Name(reason.code()), "REASON_CODE_");
+    }
     std::cout << frame.camera() << " " << frame.frame_id() << " "
               << Word(v1::FrameStatus_Name(frame.status()), "FRAME_STATUS_") << " "
               << frame.time().age_us() / 1000 << " ms, " << frame.lanes_size()
-              << " lanes, offset " << offset << " m, lost " << response.lost() << std::endl;
+              << " lanes, offset " << offset << " m, lost " << response.lost() << reasons << std::endl;
     if (++shown == most) {
       context.TryCancel();
       break;

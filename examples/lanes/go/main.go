@@ -55,9 +55,13 @@ func showLanes(service v1.LaneServiceClient, most int) (shown int, err error) {
 		if ego := frame.GetEgo(); ego != nil && ego.LateralOffsetM != nil {
 			offset = fmt.Sprintf("%+.2f", *ego.LateralOffsetM)
 		}
-		fmt.Printf("%s %d %s %d ms, %d lanes, offset %s m, lost %d\n", frame.GetCamera(),
+		reasons := ""
+		for _, reason := range frame.GetReasonDetails() {
+			reasons += ", " + strings.TrimPrefix(reason.GetCode().String(), "REASON_CODE_")
+		}
+		fmt.Printf("%s %d %s %d ms, %d lanes, offset %s m, lost %d%s\n", frame.GetCamera(),
 			frame.GetFrameId(), strings.TrimPrefix(frame.GetStatus().String(), "FRAME_STATUS_"),
-			frame.GetTime().GetAgeUs()/1000, len(frame.GetLanes()), offset, response.GetLost())
+			frame.GetTime().GetAgeUs()/1000, len(frame.GetLanes()), offset, response.GetLost(), reasons)
 		shown++
 		if shown == most {
 			return shown, nil

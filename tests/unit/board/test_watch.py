@@ -10,6 +10,7 @@ import pytest
 
 from edge_server.board.facts import BoardFacts, EventCounter, Heat
 from edge_server.board.watch import HOLD_S, STALE_S, BoardWatch, ClockState, ClockWatch
+from edge_server.errors import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ class Bench:
         )
         self.watch = BoardWatch(root, clock, read=lambda _: self.facts, now_s=lambda: self.now_s)
 
-    def after(self, seconds: float, **changes: object) -> tuple[str, ...]:
+    def after(self, seconds: float, **changes: object) -> tuple[Reason, ...]:
         """The reasons, so long after the last sample, of a board with those facts."""
         self.now_s += seconds
         self.wall_ns += round(seconds * 1e9)
@@ -57,9 +58,9 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_throttling_is_a_reason_at_once_and_until_it_was_away_for_a_while(bench: Bench) -> None:
     assert bench.after(1) == ()
-    assert bench.after(1, heat=HOT) == ("throttled: gpu-throttle-alert",)
-    assert bench.after(1, heat=Heat()) == ("throttled: gpu-throttle-alert",)
-    assert bench.after(HOLD_S - 1.1) == ("throttled: gpu-throttle-alert",)
+    assert bench.after(1, heat=HOT) == (Reason("throttled", "gpu-throttle-alert"),)
+    assert bench.after(1, heat=Heat()) == (Reason("throttled", "gpu-throttle-alert"),)
+    assert bench.after(HOLD_S - 1.1) == (Reason("throttled", "gpu-throttle-alert"),)
     assert bench.after(0.2) == ()
 
 
@@ -67,22 +68,24 @@ def test_throttling_that_comes_and_goes_is_one_reason(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = [bench.after(1, heat=HOT if second % 3 == 0 else Heat()) for second in range(60)]
-    assert set(seen) == {("throttled: gpu-throttle-alert",)}
+    assert set(seen) == {(Reason("throttled", "gpu-throttle-alert"),)}
     assert caplog.text.count("throttled") == 1
 
 
 def test_supply_events_before_the_start_are_no_reason_and_new_ones_are(bench: Bench) -> None:
     assert bench.after(1, heat=bench.events(oc1=5, oc2=7, oc3=9)) == ()
-    assert bench.after(1, heat=bench.events(oc1=6, oc2=7, oc3=9)) == ("undervoltage: oc1",)
+    assert bench.after(1, heat=bench.events(oc1=6, oc2=7, oc3=9)) == (
+        Reason("undervoltage", "oc1"),
+    )
     assert bench.after(1, heat=bench.events(oc1=6, oc2=7, oc3=12)) == (
-        "over_current: oc3",
-        "undervoltage: oc1",
+        Reason("over_current", "oc3"),
+        Reason("undervoltage", "oc1"),
     )
     assert bench.after(HOLD_S, heat=bench.events(oc1=6, oc2=7, oc3=12)) == ()
 
 
 def test_low_voltage_of_a_monitor_is_a_reason(bench: Bench) -> None:
-    assert bench.after(1, heat=Heat(low_voltage=("VDD_IN",))) == ("undervoltage: VDD_IN",)
+    assert bench.after(1, heat=Heat(low_voltage=("VDD_IN",))) == (Reason("undervoltage", "VDD_IN"),)
 
 
 def test_a_sample_that_is_too_old_is_none(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,7 +97,7 @@ def test_a_sample_that_is_too_old_is_none(bench: Bench, caplog: pytest.LogCaptur
     assert bench.watch.report.reasons == ()
     assert bench.watch.report.age_s == pytest.approx(STALE_S + 0.1)
     assert caplog.text.count("cannot be read") == 1
-    assert bench.after(1) == ("throttled: gpu-throttle-alert",)
+    assert bench.after(1) == (Reason("throttled", "gpu-throttle-alert"),)
 
 
 def test_a_read_that_hangs_delays_no_reader_and_no_end(tmp_path: Path) -> None:
@@ -133,16 +136,16 @@ def test_an_unsynchronized_clock_is_a_reason_only_where_that_is_required(
 ) -> None:
     bench = Bench(tmp_path, required=required)
     bench.synchronized = synchronized
-    reasons = () if believed else (f"clock_unsynchronized: {state.value}",)
+    reasons = () if believed else (Reason("clock_unsynchronized", state.value),)
     assert bench.after(1) == reasons
     assert bench.watch.report.clock is state
 
 
 def test_a_clock_in_1970_is_not_believed_until_it_is_set(bench: Bench) -> None:
     bench.wall_ns, bench.synchronized = 0, False
-    assert bench.after(1) == ("clock_unsynchronized: wrong",)
+    assert bench.after(1) == (Reason("clock_unsynchronized", "wrong"),)
     bench.synchronized = True  # whatever the kernel says
-    assert bench.after(1) == ("clock_unsynchronized: wrong",)
+    assert bench.after(1) == (Reason("clock_unsynchronized", "wrong"),)
     bench.wall_ns = YEAR_2100_NS
     assert bench.after(1) == ()
     assert bench.watch.report.clock is ClockState.SYNCHRONIZED
@@ -188,8 +191,8 @@ def test_where_the_kernel_tells_nothing_the_file_of_timesyncd_does(bench: Bench)
 
 
 def test_a_part_that_does_not_work_is_a_reason_while_it_is_so(tmp_path: Path) -> None:
-    faults = ["not_recorded: the disk: No space left on device"]
+    faults = [Reason("not_recorded", "the disk: No space left on device")]
     watch = BoardWatch(tmp_path, parts=lambda: faults)
-    assert watch.report.reasons == ("not_recorded: the disk: No space left on device",)
+    assert watch.report.reasons == (Reason("not_recorded", "the disk: No space left on device"),)
     faults.clear()
     assert watch.report.reasons == ()

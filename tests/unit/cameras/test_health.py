@@ -55,7 +55,7 @@ class Watch:
             self.frames += 1
             image = grey(picture, self._colour)
             fault = self.health.inspect(image, now, raw=self._raw, still=self._still)
-            found.append(fault.reason if fault else "")
+            found.append(fault.code if fault else "")
         return found
 
     def drive(self, seconds: float = 3.0) -> list[str]:

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 64, 48
 NOISE = np.random.default_rng(1).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
 
+BGR = Image(PixelFormat.BGR, (NOISE,))
+
 
 def write(path: Path, *at_s: float) -> LaneVideo:
     """A video of frames that are captured at these times; four wait at most."""
     video = LaneVideo(path)
-    image = Image(PixelFormat.BGR, (NOISE,))
     for number, second in enumerate(at_s):
         capture_ns = 1 + round(second * 1e9)
         lane_frame = LaneFrame("front", number, capture_ns, 0, 0, WIDTH, HEIGHT, "m")
-        video(lane_frame, Frame(number, image, capture_ns, 0))
+        video(lane_frame, Frame(number, BGR, capture_ns, 0))
     video.close()
     return video
 
@@ -87,3 +88,19 @@ def test_what_cannot_be_drawn_is_an_error(tmp_path: Path, caplog: pytest.LogCapt
     with pytest.raises(SourceError, match=r"drive\.avi: not written: 'NoneType'"):
         video.close()
     assert "worker video: ended by an error" in caplog.text
+
+
+@pytest.mark.parametrize("fps", [10.0, 29.97, 60.0])
+def test_a_recording_in_lockstep_has_every_frame_in_its_video_at_its_own_rate(
+    tmp_path: Path, fps: float
+) -> None:
+    video = LaneVideo(tmp_path / "drive.mp4")
+    for number in range(40):  # ten times what may wait
+        capture_ns = 1 + round(number * 1e9 / fps)
+        lane_frame = LaneFrame("front", number, 0, capture_ns, 0, WIDTH, HEIGHT, "m")
+        video(lane_frame, Frame(number, BGR, capture_ns, 0, clock="recording"))
+    video.close()
+    assert (video.frames, video.missed) == (40, 0)
+    written = cv2.VideoCapture(str(tmp_path / "drive.mp4"))
+    assert written.get(cv2.CAP_PROP_FRAME_COUNT) == 40
+    assert written.get(cv2.CAP_PROP_FPS) == pytest.approx(fps, rel=1e-3)

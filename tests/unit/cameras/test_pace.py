@@ -65,3 +65,15 @@ def test_a_rate_of_0_never_waits() -> None:
     for _ in range(100):
         pace.wait()
     assert clock.slept == []
+
+
+def test_in_lockstep_time_passes_from_frame_to_frame_alone() -> None:
+    clock = Clock()
+    pace = Pace(25, lockstep=True, clock=clock, sleep=clock.sleep)
+    due = []
+    for late_s in (0.0, 0.001, 7.0):
+        clock.now += late_s
+        due.append(pace.wait() - 1_000_000_000_000)
+    assert due == [0, 40_000_000, 80_000_000]
+    assert pace.wait(5_000_000) == 1_000_085_000_000
+    assert clock.slept == []

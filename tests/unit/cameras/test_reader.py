@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -309,6 +310,24 @@ def test_a_synthetic_camera_runs_from_end_to_end() -> None:
     camera.open()
     camera.start()
     frames = frames_to_the_end(camera)
-    assert frames[-1].id == 19
-    assert len(frames) + camera.dropped == camera.captured == 20
+    # In lock-step, with the steps of 30 frames a second.
+    assert [frame.id for frame in frames] == list(range(20))
+    assert {later.capture_mono_ns - frame.capture_mono_ns for frame, later in pairwise(frames)} == {
+        33_333_333
+    }
+    assert {frame.age_ns(time.monotonic_ns()) for frame in frames} == {0}
+    assert (camera.captured, camera.dropped) == (20, 0)
     camera.stop()
+
+
+def test_who_is_stopped_waits_for_no_frame_to_be_taken() -> None:
+    camera = Camera("front", "synthetic://road?fps=0&width=160&height=90")
+    camera.open()
+    camera.start()
+    assert camera.next_frame(WAIT_S) is not None
+    assert camera.wait_for_frame(WAIT_S)
+    for _ in range(3):  # nobody takes it, and the camera has not stalled
+        camera.supervise(time.monotonic() + 60)
+    assert camera.state is CameraState.LIVE
+    camera.stop()
+    assert camera.hanging == 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
+from argparse import Namespace
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from edge_server.cli.demo import (
     Inbox,
     _calibration_file,
     _into_video,
+    _played,
     _require_other_file,
     free_name,
     no_lanes_text,
@@ -25,9 +29,6 @@ from edge_server.errors import SettingsError, SourceError
 from edge_server.tools.road.scene import RoadScene
 from edge_server.tools.road.variants import varied
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def test_messages_that_nobody_takes_give_way_to_newer_ones() -> None:
     inbox = Inbox()
@@ -36,6 +37,40 @@ def test_messages_that_nobody_takes_give_way_to_newer_ones() -> None:
     taken = [inbox.get_nowait() for _ in range(KEPT)]
     assert taken == [b"%d" % n for n in range(10, KEPT + 10)]
     assert inbox.empty()
+
+
+@pytest.mark.parametrize(
+    ("source", "lockstep", "video", "played"),
+    [
+        ("a b.mp4", False, False, "file:///here/a%20b.mp4?loop=true"),
+        ("a b.mp4", True, False, "file:///here/a%20b.mp4?loop=false&fps=0"),
+        ("a b.mp4", False, True, "file:///here/a%20b.mp4?loop=false&fps=0"),
+        ("mcap:///x.mcap", True, False, "mcap:///x.mcap?fps=0"),
+        ("mcap:///x.mcap?camera=front", False, True, "mcap:///x.mcap?camera=front&fps=0"),
+        ("file:///x.mp4?fps=8", False, True, "file:///x.mp4?fps=8"),
+        ("file:///x.mp4?fps=0", True, True, "file:///x.mp4?fps=0"),
+        ("/dev/video0", False, True, "/dev/video0"),
+        ("rtsp://host/main", False, True, "rtsp://host/main"),
+    ],
+)
+def test_a_recording_is_played_in_lockstep_where_that_is_asked_for_or_a_video_is_made(
+    source: str, lockstep: bool, video: bool, played: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "absolute", lambda path: Path("/here") / path)
+    arguments = Namespace(lockstep=lockstep, video=Path("x.mp4") if video else None)
+    assert _played(source, arguments) == played
+
+
+def test_in_lockstep_no_message_gives_way_to_newer_ones() -> None:
+    inbox = Inbox()
+    adding = threading.Thread(
+        target=lambda: [inbox.add(b"%d" % n, lockstep=True) for n in range(KEPT + 10)]
+    )
+    adding.start()
+    assert [inbox.get(timeout=10) for _ in range(KEPT)] == [b"%d" % n for n in range(KEPT)]
+    inbox.over = True
+    adding.join(10)
+    assert not adding.is_alive()
 
 
 @pytest.mark.parametrize("conditions", ["", "rain,camera,nonsense"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import DeviceEvents
+from edge_server.errors import Reason
 from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.pipeline.event_log import Event, EventLog
 
@@ -34,8 +35,8 @@ class Seen:
         self.events.see_models(entries)
         return self._new()
 
-    def device(self, *reasons: str) -> list[tuple[str, ...]]:
-        self.events.see_device(reasons)
+    def device(self, **reasons: str) -> list[tuple[str, ...]]:
+        self.events.see_device(Reason(*each) for each in reasons.items())
         return [(phase, cause) for _, phase, cause in self._new()]
 
     def _new(self) -> list[tuple[str, ...]]:
@@ -139,6 +140,6 @@ def test_a_removed_model_is_an_event() -> None:
 def test_what_degrades_the_device_begins_and_ends_by_its_word() -> None:
     seen = Seen()
     assert seen.device() == []
-    assert seen.device("throttled: 92 C") == [("begin", "throttled")]
-    assert seen.device("throttled: 93 C", "undervoltage: 2 times") == [("begin", "undervoltage")]
-    assert seen.device("undervoltage: 2 times") == [("end", "throttled")]
+    assert seen.device(throttled="92 C") == [("begin", "throttled")]
+    assert seen.device(throttled="93 C", undervoltage="2 times") == [("begin", "undervoltage")]
+    assert seen.device(undervoltage="2 times") == [("end", "throttled")]

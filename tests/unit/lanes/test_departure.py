@@ -15,7 +15,7 @@ from edge_server.lanes.types import GroundLane, Lane, Polynomial
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.lanes.departure import Indicator
+    from edge_server.lanes.types import Indicator
 
 FRAME_S = 1 / 30
 HALF_WIDTH_M = DepartureRule().half_width_m
@@ -202,3 +202,26 @@ def test_without_a_speed_the_approach_is_measured_over_a_third_of_a_second() -> 
 
 def test_the_distance_to_another_boundary_is_no_approach() -> None:
     assert approach([1.5] * 5 + [0.5] * 3, [7] * 5 + [8] * 3, 0.06)[5:] == [math.inf] * 3
+
+
+@pytest.mark.parametrize("warns", [True, False])
+@pytest.mark.parametrize("speed_mps", [25.0, None])
+def test_every_frame_has_the_distance_and_the_time_to_each_boundary(
+    speed_mps: float | None, warns: bool
+) -> None:
+    """Also where nothing is warned of; 0.2 m/s to the left, seen for half a second."""
+    watch = DepartureWatch(DepartureRule(warns=warns))
+    for n in range(16):
+        offset_m = 0.2 * n * FRAME_S
+        lanes = [boundary(index, -index * 1.8 - offset_m, -0.2 / 25) for index in (-1, 1)]
+        assert watch.update(lanes, int(n * FRAME_S * 1e9), speed_mps) is None
+    left, right = watch.lines["left"], watch.lines["right"]
+    assert left.distance_m == pytest.approx(1.8 - offset_m - HALF_WIDTH_M)
+    assert right.distance_m == pytest.approx(1.8 + offset_m - HALF_WIDTH_M)
+    assert left.std_m == pytest.approx(0.03)
+    assert left.time_s == pytest.approx(left.distance_m / 0.2, rel=1e-3)
+    assert right.time_s is None, "the vehicle does not come nearer"
+    predicted = replace(lanes[0], predicted=True)
+    watch.update([predicted, boundary(1, 0.9)], 10**9)
+    assert watch.lines.keys() == {"right"}
+    assert watch.lines["right"].time_s == 0.0, "it is beyond"

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
-from edge_server.lanes.road_geometry import ego_of, road_of
+from edge_server.lanes.road_geometry import ego_of, indexed_by_picture, road_of
 from edge_server.lanes.types import Ego, GroundLane, Lane, Polynomial
 from edge_server.tools.road.scene import RoadScene, look
 from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of, noisy
@@ -71,6 +71,30 @@ def test_a_line_beyond_a_lane_that_is_not_seen_is_not_the_ego_lanes() -> None:
     assert road.ego.heading_error_rad == pytest.approx(0.0, abs=np.radians(0.3))
 
 
+@pytest.mark.parametrize("curvature", [0.0, 1 / 400, -1 / 400])
+def test_without_a_calibration_the_place_is_guessed_by_the_picture(curvature: float) -> None:
+    lanes = lanes_of(FlatRoad(offset_m=0.3, curvature=curvature), CAMERA, (-1.5, 0.5, 1.5, -0.5))
+    size = CAMERA.lens.width, CAMERA.lens.height
+    assert [lane.index for lane in indexed_by_picture(lanes, *size)] == [2, -1, -2, 1]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [[500, 400], [510, 395], [520, 390]],  # it begins far above the bottom
+        [[500, 600], [520, 600], [540, 600]],
+        [[np.nan, np.nan]] * 3,
+        [[500, np.nan], [510, 500], [520, 390]],
+    ],
+)
+def test_a_line_that_does_not_show_where_it_meets_the_bottom_has_no_place(
+    points: list[list[float]],
+) -> None:
+    whole = Lane(np.array([[300, 710], [400, 560], [500, 410]], np.float32), 0.9)
+    lanes = indexed_by_picture([Lane(np.array(points, np.float32), 0.9), whole], 1280, 720)
+    assert [lane.index for lane in lanes] == [0, -1]
+
+
 def test_a_short_line_has_no_cubic_term_and_one_of_few_points_no_ground() -> None:
     (whole,) = lanes_of(FlatRoad(curvature=1 / 400), CAMERA, (0.5,))
     ground = road_of([whole], CAMERA).lanes[0].ground
@@ -120,6 +144,29 @@ def test_the_stated_deviations_are_those_of_noisy_lines() -> None:
     assert (within > 0.9).all(), within
     # Nor are they so wide that they say nothing.
     assert (np.median(off, axis=0) > 0.15).all()
+
+
+def test_the_stated_deviations_of_the_vehicle_in_its_lane_are_those_of_noisy_lines() -> None:
+    """Of 300 pictures, at least 90 % are within two standard deviations in each value."""
+    rng = np.random.default_rng(6)
+    road = FlatRoad(0.2, 0.01, 1 / 600)
+    pitch_std = np.radians(0.1)
+    names = ("lateral_offset", "heading_error", "curvature", "lane_width")
+    units = ("m", "rad", "1pm", "m")
+    true = road_of(lanes_of(road, CAMERA), CAMERA).ego
+    off = []
+    for _ in range(300):
+        actual = CAMERA.pitched(rng.normal(0.0, pitch_std))
+        ego = road_of(noisy(lanes_of(road, actual), rng, 1.5), CAMERA, pitch_std_rad=pitch_std).ego
+        off.append(
+            [
+                abs(getattr(ego, f"{name}_{unit}") - getattr(true, f"{name}_{unit}"))
+                / getattr(ego, f"{name}_std_{unit}")
+                for name, unit in zip(names, units, strict=True)
+            ]
+        )
+    within = (np.array(off) < 2.0).mean(axis=0)
+    assert (within > 0.9).all(), within
 
 
 def _near(line: np.ndarray) -> np.ndarray:

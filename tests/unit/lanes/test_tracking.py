@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.lanes.tracking import LaneFilter, LaneTracker, Motion
-from edge_server.lanes.types import GroundLane, Lane, Polynomial
+from edge_server.lanes.tracking import LaneFilter, LaneTracker
+from edge_server.lanes.types import GroundLane, Lane, Polynomial, VehicleState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ class Road:
         return Lane(image, 0.9, ground=GroundLane(points.astype(np.float32), polynomial))
 
 
-MOTION = Motion(SPEED_MPS, 0.0)
+MOTION = VehicleState(0, SPEED_MPS, 0.0)
 
 
 def drive(
@@ -81,7 +81,7 @@ def drive(
     *,
     first: int = 0,
     gap: Callable[[int], frozenset[float]] = lambda _: frozenset(),
-    motion: Motion = MOTION,
+    motion: VehicleState = MOTION,
 ) -> list[tuple[Lane, ...]]:
     tracker = tracker or LaneTracker()
     return [
@@ -112,8 +112,8 @@ def test_markings_are_numbered_outwards_from_the_vehicle() -> None:
     assert [lane.index for lane in last] == [-2, 1, -1, 2]
 
 
-@pytest.mark.parametrize("motion", [MOTION, Motion()])
-def test_the_jitter_of_the_offset_is_halved(motion: Motion) -> None:
+@pytest.mark.parametrize("motion", [MOTION, VehicleState(0)])
+def test_the_jitter_of_the_offset_is_halved(motion: VehicleState) -> None:
     road = Road([1.8, -1.8], curvature_1pm=1 / 400, noise=np.random.default_rng(7))
     tracker = LaneTracker()
     raw, tracked = [], []
@@ -189,7 +189,10 @@ def test_the_numbers_stay_in_a_lane_change_and_the_sides_are_handed_over() -> No
     indices = []
     for n in range(200):
         lanes = tracker.update(
-            road.lanes(n * FRAME_S), int(n * FRAME_S * 1e9), Motion(SPEED_MPS, 0.0), to_image
+            road.lanes(n * FRAME_S),
+            int(n * FRAME_S * 1e9),
+            VehicleState(0, SPEED_MPS, 0.0),
+            to_image,
         )
         assert len(lanes) == 3
         if n > 3:
@@ -230,7 +233,7 @@ def test_time_that_runs_backwards_moves_nothing() -> None:
 def test_lanes_without_a_place_on_the_ground_are_returned_as_they_are() -> None:
     lane = Lane(np.array([[100, 700], [200, 400]], np.float32), 0.8)
     tracker = LaneTracker()
-    assert tracker.update([lane], 0, Motion(), to_image) == (lane,)
+    assert tracker.update([lane], 0, VehicleState(0), to_image) == (lane,)
 
 
 @given(st.lists(st.sets(st.sampled_from([5.4, 1.8, -1.8])), min_size=1, max_size=60))
@@ -284,7 +287,7 @@ def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> 
     detection = Polynomial(np.array([1.8, 0.0, 0.0, 0.0]), common + noise, 4.0, 50.0, common)
     filter_ = LaneFilter(detection)
     for _ in range(100):
-        filter_.predict(0.04, Motion(25.0, 0.0))
+        filter_.predict(0.04, VehicleState(0, 25.0, 0.0))
         filter_.correct(detection)
     covariance = filter_.polynomial.covariance
     assert math.sqrt(covariance[1, 1]) > math.radians(0.2)

@@ -15,6 +15,7 @@ from support.boards import plant
 from edge_server.board.facts import BoardFacts, read_board_facts
 from edge_server.board.identity import Identity
 from edge_server.board.watch import ClockState, DeviceReport
+from edge_server.errors import Reason
 from edge_server.mqtt.payloads import health
 from edge_server.proto.edge.lanes.v1 import health_pb2
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 IDENTITY = Identity("truck-7", "0.1.0", "5f1a7a3e-3f62-4c5c-9a55-1f0c4e0c9b11", "edge-truck-7-0")
 PUBLISHED_V1 = resources.files("edge_server.proto.edge.lanes.v1")
-THROTTLED = DeviceReport(("throttled: gpu-throttle-alert",), ClockState.SYNCHRONIZED, 1)
+THROTTLED = DeviceReport((Reason("throttled", "gpu-throttle-alert"),), ClockState.SYNCHRONIZED, 1)
 
 
 def sent(facts: BoardFacts | None, report: DeviceReport = THROTTLED) -> Any:
@@ -53,6 +54,9 @@ def test_it_has_what_a_fleet_looks_at(tmp_path: Path) -> None:
     value = sent(read_board_facts(plant("orin_nx_jetpack6", tmp_path)))
     assert value["status"] == "HEALTH_STATUS_DEGRADED"
     assert value["reasons"] == ["throttled: gpu-throttle-alert"]
+    assert value["reason_details"] == [
+        {"code": "REASON_CODE_THROTTLED", "text": "gpu-throttle-alert"}
+    ]
     assert value["power_mode"] == "25W"
     assert value["boot_reason"] == "SYS_RESET_N"
     gpu = {"name": "gpu", "load": 0.734, "clock_mhz": 408, "highest_clock_mhz": 408}

@@ -19,19 +19,20 @@ from lane_frame_schema import lane_frame_schema
 from edge_server.board.identity import Identity
 from edge_server.board.update import UpdateRecord
 from edge_server.board.watch import ClockState
-from edge_server.errors import InvalidRequest
+from edge_server.errors import InvalidRequest, Reason
 from edge_server.lanes.types import (
     Departure,
     Ego,
     GroundLane,
     Lane,
     LaneFrame,
+    LineDistance,
     Polynomial,
     StageLatency,
+    VehicleState,
 )
 from edge_server.mqtt import payloads
 from edge_server.pipeline.messages import LaneMessage
-from edge_server.pipeline.vehicle import VehicleState
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2, lanes_pb2
 
 IDENTITY = Identity("truck-7", "0.1.0", "5f1a7a3e-3f62-4c5c-9a55-1f0c4e0c9b11", "edge-truck-7-0")
@@ -91,7 +92,11 @@ EXAMPLE = replace(
         lateral_offset_std_m=0.03,
         heading_error_rad=0.0021,
         departure=Departure("withheld", "left", "indicator"),
+        heading_error_std_rad=0.0014,
+        left=LineDistance(0.21, 0.032, 0.42),
+        right=LineDistance(1.42, 0.041, None),
     ),
+    vehicle=VehicleState(CAPTURE_NS - 40_000_000, 22.5, None, "left"),
 )
 
 
@@ -319,14 +324,14 @@ def test_a_frame_of_a_camera_that_shows_no_road_is_invalid_with_the_camera_s_rea
 
 
 def test_lanes_of_a_degraded_camera_come_with_its_reason() -> None:
-    sent = to_json(replace(EXAMPLE, degraded=("blurred: no sharp edges",)))
+    sent = to_json(replace(EXAMPLE, degraded=(Reason("blurred", "no sharp edges"),)))
     assert sent["status"] == "FRAME_STATUS_DEGRADED"
     assert sent["reasons"] == ["blurred: no sharp edges"]
     assert sent["lanes"]
     check(sent, SCHEMA)
 
 
-@pytest.mark.parametrize("clock", ["arrival", "sensor", "rtp", "ntp"])
+@pytest.mark.parametrize("clock", ["arrival", "sensor", "rtp", "ntp", "recording"])
 def test_each_clock_has_a_name_in_the_proto(clock: Any) -> None:
     sent = to_json(replace(EXAMPLE, clock=clock))
     message = json_format.ParseDict(sent, lanes_pb2.LaneFrame())
@@ -346,13 +351,19 @@ def test_a_name_that_is_not_utf_8_is_published_escaped() -> None:
 
 
 def test_what_is_wrong_with_the_device_degrades_its_lanes() -> None:
-    board = ("throttled: gpu-throttle-alert", "clock_unsynchronized: wrong")
+    board = (Reason("throttled", "gpu-throttle-alert"), Reason("clock_unsynchronized", "wrong"))
+    words = [str(reason) for reason in board]
     sent = to_json(replace(EXAMPLE, degraded=board, wall_clock="wrong"))
-    assert (sent["status"], sent["reasons"]) == ("FRAME_STATUS_DEGRADED", list(board))
+    assert (sent["status"], sent["reasons"]) == ("FRAME_STATUS_DEGRADED", words)
     assert sent["time"]["wall_clock"] == "WALL_CLOCK_WRONG"
     assert len(sent["lanes"]) == len(EXAMPLE.lanes)
     late = to_json(replace(EXAMPLE, degraded=board), age_ns=10**9)
-    assert (late["status"], late["reasons"]) == ("FRAME_STATUS_STALE", [*board, "age"])
+    assert (late["status"], late["reasons"]) == ("FRAME_STATUS_STALE", [*words, "age"])
+    assert late["reason_details"] == [
+        {"code": "REASON_CODE_THROTTLED", "text": "gpu-throttle-alert"},
+        {"code": "REASON_CODE_CLOCK_UNSYNCHRONIZED", "text": "wrong"},
+        {"code": "REASON_CODE_AGE", "text": ""},
+    ]
 
 
 @pytest.mark.parametrize("state", ClockState)
@@ -369,7 +380,7 @@ def test_the_protobuf_payload_is_the_json_payload(age_ns: int, whole: bool, fail
     sent = replace(
         EXAMPLE if whole else replace(EXAMPLE, lanes=(*EXAMPLE.lanes, broken)),
         failure=failure,
-        degraded=("dark: too dark",),
+        degraded=(Reason("dark", "too dark"),),
     )
     now_ns = CAPTURE_NS + age_ns
     expected = json_format.ParseDict(

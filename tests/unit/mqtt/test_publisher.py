@@ -185,7 +185,8 @@ def test_the_vehicles_state_is_read_unless_it_is_retained_or_wrong(
 
     def arrives(payload: bytes, *, retain: bool = False) -> float | None:
         link._hear(topics.vehicle, payload, retain)
-        return vehicle.at(70).speed_mps
+        state = vehicle.at(70)
+        return None if state is None else state.speed_mps
 
     assert arrives(b'{"speed_mps": 30}', retain=True) is None
     assert arrives(b'{"speed_mps": 21.5}') == 21.5

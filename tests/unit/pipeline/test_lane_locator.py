@@ -9,6 +9,7 @@ import pytest
 
 from edge_server.board.identity import Identity
 from edge_server.cameras.calibration import Calibration
+from edge_server.errors import Reason
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.types import LaneFrame
 from edge_server.mqtt import payloads
@@ -48,13 +49,13 @@ def test_a_frame_of_another_size_is_scaled_and_one_of_another_shape_says_so() ->
     assert half.ego is not None
     assert half.ego.lane_width_m == pytest.approx(3.6, abs=0.05)
     squashed = LaneFrame(
-        "front", 0, 0, 0, 0, 640, 480, "m", lanes=half.lanes, degraded=("dark: so",)
+        "front", 0, 0, 0, 0, 640, 480, "m", lanes=half.lanes, degraded=(Reason("dark", "so"),)
     )
     located = locator.locate(squashed, Image.grey(PixelFormat.NV12, 640, 480))
     assert located.ego is None
     camera, size = located.degraded
-    assert camera == "dark: so"
-    assert size.startswith("calibration_size: the frames have 640 x 480 px")
+    assert camera == Reason("dark", "so")
+    assert str(size).startswith("calibration_size: the frames have 640 x 480 px")
     message = json.loads(payloads.lane_frame(located, Identity("d", "0", "b", "c"), 0, 0))
     assert message["status"] == "FRAME_STATUS_DEGRADED"
     assert [reason.partition(":")[0] for reason in message["reasons"]] == [
@@ -92,5 +93,5 @@ def test_a_camera_that_was_moved_is_named_after_a_minute() -> None:
     ]
     assert not any(degraded[:110])
     (reason,) = degraded[-1]
-    assert reason.startswith("calibration_drift: ")
-    assert "0.9 degrees up" in reason
+    assert reason.code == "calibration_drift"
+    assert "0.9 degrees up" in reason.text

@@ -8,18 +8,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge_server.errors import Reason
 from edge_server.lanes.departure import DepartureRule
-from edge_server.lanes.types import Departure, Ego, GroundLane, Lane, LaneFrame, Polynomial
+from edge_server.lanes.types import (
+    Departure,
+    Ego,
+    GroundLane,
+    Lane,
+    LaneFrame,
+    Polynomial,
+    VehicleState,
+)
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.road_follower import RoadEvents
-from edge_server.pipeline.vehicle import VehicleState
 
 if TYPE_CHECKING:
-    from edge_server.lanes.departure import Indicator
-    from edge_server.lanes.types import Side
+    from edge_server.lanes.types import Indicator, Side
     from edge_server.pipeline.event_log import Event
 
 FRAME_NS = 33_000_000
+SILENT = DepartureRule(warns=False)
 
 
 def frame(
@@ -43,7 +51,7 @@ def frame(
     return replace(made, **more)  # type: ignore[arg-type]  # the tests name existing fields
 
 
-def seen(*frames: LaneFrame, rule: DepartureRule | None = None) -> list[Event]:
+def seen(*frames: LaneFrame, rule: DepartureRule = SILENT) -> list[Event]:
     log = EventLog()
     events = RoadEvents(log, rule)
     for each in frames:
@@ -75,7 +83,7 @@ def test_a_departure_before_the_line_says_how_far_the_line_is() -> None:
 
 def test_the_lanes_say_why_a_departure_is_not_warned_of() -> None:
     log = EventLog()
-    events, silent = RoadEvents(log, DepartureRule()), RoadEvents(log, None)
+    events, silent = RoadEvents(log, DepartureRule()), RoadEvents(log, SILENT)
     states = []
     for n in range(12):
         indicator: Indicator = "left" if 4 <= n < 8 else "off"
@@ -114,9 +122,10 @@ def test_a_lane_change_begins_and_ends() -> None:
 
 
 def test_a_calibration_that_is_wrong_begins_and_ends() -> None:
-    drift = "calibration_drift: 0.7 degrees down"
-    size = "calibration_size: another shape"
-    reasons = [(), ("dark: night", drift), (drift, "throttled: 93 C"), (size,), ("dark: night",)]
+    drift = Reason("calibration_drift", "0.7 degrees down")
+    size = Reason("calibration_size", "another shape")
+    dark, hot = Reason("dark", "night"), Reason("throttled", "93 C")
+    reasons = [(), (dark, drift), (drift, hot), (size,), (dark,)]
     events = seen(*(frame(n, degraded=reason) for n, reason in enumerate(reasons)))
     assert [(each.phase, each.cause, each.frame_id) for each in events] == [
         ("begin", "calibration_drift", 1),
@@ -134,7 +143,7 @@ def test_a_frame_without_lanes_ends_no_lane_change() -> None:
 
 
 def test_who_is_followed_no_more_has_nothing_left_that_holds() -> None:
-    drift = ("calibration_drift: 0.7 degrees down",)
+    drift = (Reason("calibration_drift", "0.7 degrees down"),)
     changing = Ego(lane_change="left")
     log = EventLog()
     events = RoadEvents(log, DepartureRule())

@@ -162,7 +162,7 @@ def _settings(parts: Sources) -> dict[str, Any] | None:
 def _board(report: DeviceReport) -> dict[str, Any]:
     facts = report.facts
     known: dict[str, Any] = {
-        "reasons": [_shortened(reason) for reason in report.reasons],
+        "reasons": [_shortened(str(reason)) for reason in report.reasons],
         "clock": report.clock.value,
     }
     if facts is None:

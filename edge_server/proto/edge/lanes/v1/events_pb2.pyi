@@ -1,5 +1,6 @@
 import datetime
 
+from edge_server.proto.edge.lanes.v1 import lanes_pb2 as _lanes_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -36,7 +37,7 @@ EVENT_PHASE_END: EventPhase
 EVENT_PHASE_INSTANT: EventPhase
 
 class Event(_message.Message):
-    __slots__ = ("schema", "device", "boot_id", "id", "kind", "phase", "begin_id", "camera", "frame_id", "model", "model_version", "cause", "text", "mono_ns", "epoch_ns", "time", "distance_to_line_m", "time_to_line_s", "log")
+    __slots__ = ("schema", "device", "boot_id", "id", "kind", "phase", "begin_id", "camera", "frame_id", "model", "model_version", "cause", "text", "mono_ns", "epoch_ns", "time", "distance_to_line_m", "time_to_line_s", "log", "cause_code")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +57,7 @@ class Event(_message.Message):
     DISTANCE_TO_LINE_M_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_LINE_S_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_CODE_FIELD_NUMBER: _ClassVar[int]
     schema: str
     device: str
     boot_id: str
@@ -75,4 +77,5 @@ class Event(_message.Message):
     distance_to_line_m: float
     time_to_line_s: float
     log: str
-    def __init__(self, schema: _Optional[str] = ..., device: _Optional[str] = ..., boot_id: _Optional[str] = ..., id: _Optional[int] = ..., kind: _Optional[_Union[EventKind, str]] = ..., phase: _Optional[_Union[EventPhase, str]] = ..., begin_id: _Optional[int] = ..., camera: _Optional[str] = ..., frame_id: _Optional[int] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., cause: _Optional[str] = ..., text: _Optional[str] = ..., mono_ns: _Optional[int] = ..., epoch_ns: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., distance_to_line_m: _Optional[float] = ..., time_to_line_s: _Optional[float] = ..., log: _Optional[str] = ...) -> None: ...
+    cause_code: _lanes_pb2.ReasonCode
+    def __init__(self, schema: _Optional[str] = ..., device: _Optional[str] = ..., boot_id: _Optional[str] = ..., id: _Optional[int] = ..., kind: _Optional[_Union[EventKind, str]] = ..., phase: _Optional[_Union[EventPhase, str]] = ..., begin_id: _Optional[int] = ..., camera: _Optional[str] = ..., frame_id: _Optional[int] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., cause: _Optional[str] = ..., text: _Optional[str] = ..., mono_ns: _Optional[int] = ..., epoch_ns: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., distance_to_line_m: _Optional[float] = ..., time_to_line_s: _Optional[float] = ..., log: _Optional[str] = ..., cause_code: _Optional[_Union[_lanes_pb2.ReasonCode, str]] = ...) -> None: ...

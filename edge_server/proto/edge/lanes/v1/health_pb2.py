@@ -22,36 +22,37 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from edge_server.proto.edge.lanes.v1 import lanes_pb2 as edge_dot_lanes_dot_v1_dot_lanes__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x64ge/lanes/v1/health.proto\x12\redge.lanes.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc3\x04\n\x0c\x44\x65viceHealth\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12+\n\x06status\x18\x04 \x01(\x0e\x32\x1b.edge.lanes.v1.HealthStatus\x12\x0f\n\x07reasons\x18\x05 \x03(\t\x12\'\n\x04time\x18\x06 \x01(\x0b\x32\x19.edge.lanes.v1.HealthTime\x12\x17\n\npower_mode\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0b\x62oot_reason\x18\x08 \x01(\tH\x01\x88\x01\x01\x12,\n\x07\x65ngines\x18\t \x03(\x0b\x32\x1b.edge.lanes.v1.HealthEngine\x12\x36\n\x0ctemperatures\x18\n \x03(\x0b\x32 .edge.lanes.v1.HealthTemperature\x12(\n\x05rails\x18\x0b \x03(\x0b\x32\x19.edge.lanes.v1.HealthRail\x12+\n\x06memory\x18\x0c \x01(\x0b\x32\x1b.edge.lanes.v1.HealthMemory\x12-\n\x07storage\x18\r \x03(\x0b\x32\x1c.edge.lanes.v1.HealthStorage\x12\x33\n\rsupply_events\x18\x0e \x03(\x0b\x32\x1c.edge.lanes.v1.HealthCounter\x12(\n\x05\x64isks\x18\x0f \x03(\x0b\x32\x19.edge.lanes.v1.HealthDiskB\r\n\x0b_power_modeB\x0e\n\x0c_boot_reason\"\xab\x01\n\nHealthTime\x12\x0f\n\x07mono_ns\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x63lock\x18\x03 \x01(\x0e\x32\x1a.edge.lanes.v1.HealthClock\x12\x13\n\x0b\x63lock_steps\x18\x04 \x01(\r\x12\x15\n\x08uptime_s\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_uptime_s\"\x94\x01\n\x0cHealthEngine\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04load\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x16\n\tclock_mhz\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x1e\n\x11highest_clock_mhz\x18\x04 \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05_loadB\x0c\n\n_clock_mhzB\x14\n\x12_highest_clock_mhz\"f\n\x11HealthTemperature\x12\x0c\n\x04zone\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x65lsius\x18\x02 \x01(\x02\x12\x1d\n\x10throttle_celsius\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\x13\n\x11_throttle_celsius\")\n\nHealthRail\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05watts\x18\x02 \x01(\x02\"\x90\x01\n\x0cHealthMemory\x12\x16\n\ttotal_mib\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\ravailable_mib\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1a\n\rswap_used_mib\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\x0c\n\n_total_mibB\x10\n\x0e_available_mibB\x10\n\x0e_swap_used_mib\"[\n\rHealthStorage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04worn\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x14\n\x07\x63\x65lsius\x18\x03 \x01(\x02H\x01\x88\x01\x01\x42\x07\n\x05_wornB\n\n\x08_celsius\",\n\rHealthCounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"1\n\nHealthDisk\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x10\n\x08\x66ree_mib\x18\x02 \x01(\r*z\n\x0cHealthStatus\x12\x1d\n\x19HEALTH_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10HEALTH_STATUS_OK\x10\x01\x12\x1a\n\x16HEALTH_STATUS_DEGRADED\x10\x02\x12\x19\n\x15HEALTH_STATUS_UNKNOWN\x10\x03*\x9d\x01\n\x0bHealthClock\x12\x1c\n\x18HEALTH_CLOCK_UNSPECIFIED\x10\x00\x12\x1d\n\x19HEALTH_CLOCK_SYNCHRONIZED\x10\x01\x12\x1f\n\x1bHEALTH_CLOCK_UNSYNCHRONIZED\x10\x02\x12\x16\n\x12HEALTH_CLOCK_WRONG\x10\x03\x12\x18\n\x14HEALTH_CLOCK_UNKNOWN\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65\x64ge/lanes/v1/health.proto\x12\redge.lanes.v1\x1a\x19\x65\x64ge/lanes/v1/lanes.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x04\n\x0c\x44\x65viceHealth\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12+\n\x06status\x18\x04 \x01(\x0e\x32\x1b.edge.lanes.v1.HealthStatus\x12\x0f\n\x07reasons\x18\x05 \x03(\t\x12\'\n\x04time\x18\x06 \x01(\x0b\x32\x19.edge.lanes.v1.HealthTime\x12\x17\n\npower_mode\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x0b\x62oot_reason\x18\x08 \x01(\tH\x01\x88\x01\x01\x12,\n\x07\x65ngines\x18\t \x03(\x0b\x32\x1b.edge.lanes.v1.HealthEngine\x12\x36\n\x0ctemperatures\x18\n \x03(\x0b\x32 .edge.lanes.v1.HealthTemperature\x12(\n\x05rails\x18\x0b \x03(\x0b\x32\x19.edge.lanes.v1.HealthRail\x12+\n\x06memory\x18\x0c \x01(\x0b\x32\x1b.edge.lanes.v1.HealthMemory\x12-\n\x07storage\x18\r \x03(\x0b\x32\x1c.edge.lanes.v1.HealthStorage\x12\x33\n\rsupply_events\x18\x0e \x03(\x0b\x32\x1c.edge.lanes.v1.HealthCounter\x12(\n\x05\x64isks\x18\x0f \x03(\x0b\x32\x19.edge.lanes.v1.HealthDisk\x12-\n\x0ereason_details\x18\x10 \x03(\x0b\x32\x15.edge.lanes.v1.ReasonB\r\n\x0b_power_modeB\x0e\n\x0c_boot_reason\"\xab\x01\n\nHealthTime\x12\x0f\n\x07mono_ns\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x63lock\x18\x03 \x01(\x0e\x32\x1a.edge.lanes.v1.HealthClock\x12\x13\n\x0b\x63lock_steps\x18\x04 \x01(\r\x12\x15\n\x08uptime_s\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_uptime_s\"\x94\x01\n\x0cHealthEngine\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04load\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x16\n\tclock_mhz\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x1e\n\x11highest_clock_mhz\x18\x04 \x01(\rH\x02\x88\x01\x01\x42\x07\n\x05_loadB\x0c\n\n_clock_mhzB\x14\n\x12_highest_clock_mhz\"f\n\x11HealthTemperature\x12\x0c\n\x04zone\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x65lsius\x18\x02 \x01(\x02\x12\x1d\n\x10throttle_celsius\x18\x03 \x01(\x02H\x00\x88\x01\x01\x42\x13\n\x11_throttle_celsius\")\n\nHealthRail\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05watts\x18\x02 \x01(\x02\"\x90\x01\n\x0cHealthMemory\x12\x16\n\ttotal_mib\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1a\n\ravailable_mib\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1a\n\rswap_used_mib\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\x0c\n\n_total_mibB\x10\n\x0e_available_mibB\x10\n\x0e_swap_used_mib\"[\n\rHealthStorage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x04worn\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x14\n\x07\x63\x65lsius\x18\x03 \x01(\x02H\x01\x88\x01\x01\x42\x07\n\x05_wornB\n\n\x08_celsius\",\n\rHealthCounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"1\n\nHealthDisk\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x10\n\x08\x66ree_mib\x18\x02 \x01(\r*z\n\x0cHealthStatus\x12\x1d\n\x19HEALTH_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10HEALTH_STATUS_OK\x10\x01\x12\x1a\n\x16HEALTH_STATUS_DEGRADED\x10\x02\x12\x19\n\x15HEALTH_STATUS_UNKNOWN\x10\x03*\x9d\x01\n\x0bHealthClock\x12\x1c\n\x18HEALTH_CLOCK_UNSPECIFIED\x10\x00\x12\x1d\n\x19HEALTH_CLOCK_SYNCHRONIZED\x10\x01\x12\x1f\n\x1bHEALTH_CLOCK_UNSYNCHRONIZED\x10\x02\x12\x16\n\x12HEALTH_CLOCK_WRONG\x10\x03\x12\x18\n\x14HEALTH_CLOCK_UNKNOWN\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edge.lanes.v1.health_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HEALTHSTATUS']._serialized_start=1469
-  _globals['_HEALTHSTATUS']._serialized_end=1591
-  _globals['_HEALTHCLOCK']._serialized_start=1594
-  _globals['_HEALTHCLOCK']._serialized_end=1751
-  _globals['_DEVICEHEALTH']._serialized_start=79
-  _globals['_DEVICEHEALTH']._serialized_end=658
-  _globals['_HEALTHTIME']._serialized_start=661
-  _globals['_HEALTHTIME']._serialized_end=832
-  _globals['_HEALTHENGINE']._serialized_start=835
-  _globals['_HEALTHENGINE']._serialized_end=983
-  _globals['_HEALTHTEMPERATURE']._serialized_start=985
-  _globals['_HEALTHTEMPERATURE']._serialized_end=1087
-  _globals['_HEALTHRAIL']._serialized_start=1089
-  _globals['_HEALTHRAIL']._serialized_end=1130
-  _globals['_HEALTHMEMORY']._serialized_start=1133
-  _globals['_HEALTHMEMORY']._serialized_end=1277
-  _globals['_HEALTHSTORAGE']._serialized_start=1279
-  _globals['_HEALTHSTORAGE']._serialized_end=1370
-  _globals['_HEALTHCOUNTER']._serialized_start=1372
-  _globals['_HEALTHCOUNTER']._serialized_end=1416
-  _globals['_HEALTHDISK']._serialized_start=1418
-  _globals['_HEALTHDISK']._serialized_end=1467
+  _globals['_HEALTHSTATUS']._serialized_start=1543
+  _globals['_HEALTHSTATUS']._serialized_end=1665
+  _globals['_HEALTHCLOCK']._serialized_start=1668
+  _globals['_HEALTHCLOCK']._serialized_end=1825
+  _globals['_DEVICEHEALTH']._serialized_start=106
+  _globals['_DEVICEHEALTH']._serialized_end=732
+  _globals['_HEALTHTIME']._serialized_start=735
+  _globals['_HEALTHTIME']._serialized_end=906
+  _globals['_HEALTHENGINE']._serialized_start=909
+  _globals['_HEALTHENGINE']._serialized_end=1057
+  _globals['_HEALTHTEMPERATURE']._serialized_start=1059
+  _globals['_HEALTHTEMPERATURE']._serialized_end=1161
+  _globals['_HEALTHRAIL']._serialized_start=1163
+  _globals['_HEALTHRAIL']._serialized_end=1204
+  _globals['_HEALTHMEMORY']._serialized_start=1207
+  _globals['_HEALTHMEMORY']._serialized_end=1351
+  _globals['_HEALTHSTORAGE']._serialized_start=1353
+  _globals['_HEALTHSTORAGE']._serialized_end=1444
+  _globals['_HEALTHCOUNTER']._serialized_start=1446
+  _globals['_HEALTHCOUNTER']._serialized_end=1490
+  _globals['_HEALTHDISK']._serialized_start=1492
+  _globals['_HEALTHDISK']._serialized_end=1541
 # @@protoc_insertion_point(module_scope)

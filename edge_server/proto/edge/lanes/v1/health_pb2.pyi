@@ -1,5 +1,6 @@
 import datetime
 
+from edge_server.proto.edge.lanes.v1 import lanes_pb2 as _lanes_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -35,7 +36,7 @@ HEALTH_CLOCK_WRONG: HealthClock
 HEALTH_CLOCK_UNKNOWN: HealthClock
 
 class DeviceHealth(_message.Message):
-    __slots__ = ("schema", "device", "boot_id", "status", "reasons", "time", "power_mode", "boot_reason", "engines", "temperatures", "rails", "memory", "storage", "supply_events", "disks")
+    __slots__ = ("schema", "device", "boot_id", "status", "reasons", "time", "power_mode", "boot_reason", "engines", "temperatures", "rails", "memory", "storage", "supply_events", "disks", "reason_details")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +52,7 @@ class DeviceHealth(_message.Message):
     STORAGE_FIELD_NUMBER: _ClassVar[int]
     SUPPLY_EVENTS_FIELD_NUMBER: _ClassVar[int]
     DISKS_FIELD_NUMBER: _ClassVar[int]
+    REASON_DETAILS_FIELD_NUMBER: _ClassVar[int]
     schema: str
     device: str
     boot_id: str
@@ -66,7 +68,8 @@ class DeviceHealth(_message.Message):
     storage: _containers.RepeatedCompositeFieldContainer[HealthStorage]
     supply_events: _containers.RepeatedCompositeFieldContainer[HealthCounter]
     disks: _containers.RepeatedCompositeFieldContainer[HealthDisk]
-    def __init__(self, schema: _Optional[str] = ..., device: _Optional[str] = ..., boot_id: _Optional[str] = ..., status: _Optional[_Union[HealthStatus, str]] = ..., reasons: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[HealthTime, _Mapping]] = ..., power_mode: _Optional[str] = ..., boot_reason: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[HealthEngine, _Mapping]]] = ..., temperatures: _Optional[_Iterable[_Union[HealthTemperature, _Mapping]]] = ..., rails: _Optional[_Iterable[_Union[HealthRail, _Mapping]]] = ..., memory: _Optional[_Union[HealthMemory, _Mapping]] = ..., storage: _Optional[_Iterable[_Union[HealthStorage, _Mapping]]] = ..., supply_events: _Optional[_Iterable[_Union[HealthCounter, _Mapping]]] = ..., disks: _Optional[_Iterable[_Union[HealthDisk, _Mapping]]] = ...) -> None: ...
+    reason_details: _containers.RepeatedCompositeFieldContainer[_lanes_pb2.Reason]
+    def __init__(self, schema: _Optional[str] = ..., device: _Optional[str] = ..., boot_id: _Optional[str] = ..., status: _Optional[_Union[HealthStatus, str]] = ..., reasons: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[HealthTime, _Mapping]] = ..., power_mode: _Optional[str] = ..., boot_reason: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[HealthEngine, _Mapping]]] = ..., temperatures: _Optional[_Iterable[_Union[HealthTemperature, _Mapping]]] = ..., rails: _Optional[_Iterable[_Union[HealthRail, _Mapping]]] = ..., memory: _Optional[_Union[HealthMemory, _Mapping]] = ..., storage: _Optional[_Iterable[_Union[HealthStorage, _Mapping]]] = ..., supply_events: _Optional[_Iterable[_Union[HealthCounter, _Mapping]]] = ..., disks: _Optional[_Iterable[_Union[HealthDisk, _Mapping]]] = ..., reason_details: _Optional[_Iterable[_Union[_lanes_pb2.Reason, _Mapping]]] = ...) -> None: ...
 
 class HealthTime(_message.Message):
     __slots__ = ("mono_ns", "time", "clock", "clock_steps", "uptime_s")

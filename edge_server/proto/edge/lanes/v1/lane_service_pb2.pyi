@@ -1,26 +1,132 @@
 from edge_server.proto.edge.lanes.v1 import events_pb2 as _events_pb2
 from edge_server.proto.edge.lanes.v1 import lanes_pb2 as _lanes_pb2
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import LaneFrame as LaneFrame
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import Reason as Reason
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import UsedVehicleState as UsedVehicleState
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import FrameTime as FrameTime
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import CaptureClock as CaptureClock
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import StageLatency as StageLatency
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import ImageSize as ImageSize
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import ModelVersion as ModelVersion
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import Lane as Lane
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import ImagePoints as ImagePoints
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import GroundLane as GroundLane
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import GroundPoints as GroundPoints
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import Polynomial as Polynomial
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import Ego as Ego
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import LineDistance as LineDistance
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import Departure as Departure
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import ReasonCode as ReasonCode
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import Indicator as Indicator
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import FrameStatus as FrameStatus
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import WallClock as WallClock
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import ClockSource as ClockSource
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import MarkingType as MarkingType
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import MarkingColor as MarkingColor
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import DepartureSide as DepartureSide
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import WithheldBy as WithheldBy
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import DepartureState as DepartureState
+from edge_server.proto.edge.lanes.v1.lanes_pb2 import LaneChange as LaneChange
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class Indicator(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    INDICATOR_UNSPECIFIED: _ClassVar[Indicator]
-    INDICATOR_OFF: _ClassVar[Indicator]
-    INDICATOR_LEFT: _ClassVar[Indicator]
-    INDICATOR_RIGHT: _ClassVar[Indicator]
-    INDICATOR_HAZARD: _ClassVar[Indicator]
-INDICATOR_UNSPECIFIED: Indicator
-INDICATOR_OFF: Indicator
-INDICATOR_LEFT: Indicator
-INDICATOR_RIGHT: Indicator
-INDICATOR_HAZARD: Indicator
+REASON_CODE_UNSPECIFIED: _lanes_pb2.ReasonCode
+REASON_CODE_OTHER: _lanes_pb2.ReasonCode
+REASON_CODE_AGE: _lanes_pb2.ReasonCode
+REASON_CODE_LANE_NOT_FINITE: _lanes_pb2.ReasonCode
+REASON_CODE_MODEL_FAILED: _lanes_pb2.ReasonCode
+REASON_CODE_TOO_OLD: _lanes_pb2.ReasonCode
+REASON_CODE_STARTING: _lanes_pb2.ReasonCode
+REASON_CODE_ENDED: _lanes_pb2.ReasonCode
+REASON_CODE_STOPPED: _lanes_pb2.ReasonCode
+REASON_CODE_NO_FRAMES: _lanes_pb2.ReasonCode
+REASON_CODE_STALLED: _lanes_pb2.ReasonCode
+REASON_CODE_LOST: _lanes_pb2.ReasonCode
+REASON_CODE_STUCK: _lanes_pb2.ReasonCode
+REASON_CODE_OUT_OF_SERVICE: _lanes_pb2.ReasonCode
+REASON_CODE_UNAVAILABLE: _lanes_pb2.ReasonCode
+REASON_CODE_UNAUTHORIZED: _lanes_pb2.ReasonCode
+REASON_CODE_NOT_FOUND: _lanes_pb2.ReasonCode
+REASON_CODE_NO_DECODER: _lanes_pb2.ReasonCode
+REASON_CODE_CORRUPT: _lanes_pb2.ReasonCode
+REASON_CODE_CHANGED: _lanes_pb2.ReasonCode
+REASON_CODE_LOADING_GSTREAMER: _lanes_pb2.ReasonCode
+REASON_CODE_REBOOT_NEEDED: _lanes_pb2.ReasonCode
+REASON_CODE_FROZEN: _lanes_pb2.ReasonCode
+REASON_CODE_BLACK: _lanes_pb2.ReasonCode
+REASON_CODE_WHITE_OUT: _lanes_pb2.ReasonCode
+REASON_CODE_COVERED: _lanes_pb2.ReasonCode
+REASON_CODE_DARK: _lanes_pb2.ReasonCode
+REASON_CODE_BLURRED: _lanes_pb2.ReasonCode
+REASON_CODE_DEGRADED: _lanes_pb2.ReasonCode
+REASON_CODE_CALIBRATION_SIZE: _lanes_pb2.ReasonCode
+REASON_CODE_CALIBRATION_DRIFT: _lanes_pb2.ReasonCode
+REASON_CODE_THROTTLED: _lanes_pb2.ReasonCode
+REASON_CODE_OVER_CURRENT: _lanes_pb2.ReasonCode
+REASON_CODE_UNDERVOLTAGE: _lanes_pb2.ReasonCode
+REASON_CODE_CLOCK_UNSYNCHRONIZED: _lanes_pb2.ReasonCode
+REASON_CODE_NOT_RECORDED: _lanes_pb2.ReasonCode
+REASON_CODE_HTTP_CLOSED: _lanes_pb2.ReasonCode
+REASON_CODE_NO_GPU: _lanes_pb2.ReasonCode
+REASON_CODE_LEFT: _lanes_pb2.ReasonCode
+REASON_CODE_RIGHT: _lanes_pb2.ReasonCode
+REASON_CODE_RETURNED: _lanes_pb2.ReasonCode
+REASON_CODE_LANE_CHANGED: _lanes_pb2.ReasonCode
+REASON_CODE_NOT_SEEN: _lanes_pb2.ReasonCode
+REASON_CODE_INDICATOR: _lanes_pb2.ReasonCode
+REASON_CODE_SLOW: _lanes_pb2.ReasonCode
+REASON_CODE_ROLLED_BACK: _lanes_pb2.ReasonCode
+REASON_CODE_SWAPPED: _lanes_pb2.ReasonCode
+REASON_CODE_REMOVED: _lanes_pb2.ReasonCode
+INDICATOR_UNSPECIFIED: _lanes_pb2.Indicator
+INDICATOR_OFF: _lanes_pb2.Indicator
+INDICATOR_LEFT: _lanes_pb2.Indicator
+INDICATOR_RIGHT: _lanes_pb2.Indicator
+INDICATOR_HAZARD: _lanes_pb2.Indicator
+FRAME_STATUS_UNSPECIFIED: _lanes_pb2.FrameStatus
+FRAME_STATUS_OK: _lanes_pb2.FrameStatus
+FRAME_STATUS_DEGRADED: _lanes_pb2.FrameStatus
+FRAME_STATUS_STALE: _lanes_pb2.FrameStatus
+FRAME_STATUS_INVALID: _lanes_pb2.FrameStatus
+WALL_CLOCK_UNSPECIFIED: _lanes_pb2.WallClock
+WALL_CLOCK_SYNCHRONIZED: _lanes_pb2.WallClock
+WALL_CLOCK_UNSYNCHRONIZED: _lanes_pb2.WallClock
+WALL_CLOCK_WRONG: _lanes_pb2.WallClock
+WALL_CLOCK_UNKNOWN: _lanes_pb2.WallClock
+CLOCK_SOURCE_UNSPECIFIED: _lanes_pb2.ClockSource
+CLOCK_SOURCE_ARRIVAL: _lanes_pb2.ClockSource
+CLOCK_SOURCE_SENSOR: _lanes_pb2.ClockSource
+CLOCK_SOURCE_RTP: _lanes_pb2.ClockSource
+CLOCK_SOURCE_NTP: _lanes_pb2.ClockSource
+CLOCK_SOURCE_RECORDING: _lanes_pb2.ClockSource
+MARKING_TYPE_UNSPECIFIED: _lanes_pb2.MarkingType
+MARKING_TYPE_UNKNOWN: _lanes_pb2.MarkingType
+MARKING_TYPE_SOLID: _lanes_pb2.MarkingType
+MARKING_TYPE_DASHED: _lanes_pb2.MarkingType
+MARKING_COLOR_UNSPECIFIED: _lanes_pb2.MarkingColor
+MARKING_COLOR_UNKNOWN: _lanes_pb2.MarkingColor
+MARKING_COLOR_WHITE: _lanes_pb2.MarkingColor
+MARKING_COLOR_YELLOW: _lanes_pb2.MarkingColor
+DEPARTURE_SIDE_UNSPECIFIED: _lanes_pb2.DepartureSide
+DEPARTURE_SIDE_NONE: _lanes_pb2.DepartureSide
+DEPARTURE_SIDE_LEFT: _lanes_pb2.DepartureSide
+DEPARTURE_SIDE_RIGHT: _lanes_pb2.DepartureSide
+WITHHELD_BY_UNSPECIFIED: _lanes_pb2.WithheldBy
+WITHHELD_BY_NONE: _lanes_pb2.WithheldBy
+WITHHELD_BY_INDICATOR: _lanes_pb2.WithheldBy
+WITHHELD_BY_SLOW: _lanes_pb2.WithheldBy
+DEPARTURE_STATE_UNSPECIFIED: _lanes_pb2.DepartureState
+DEPARTURE_STATE_NONE: _lanes_pb2.DepartureState
+DEPARTURE_STATE_WARNING: _lanes_pb2.DepartureState
+DEPARTURE_STATE_WITHHELD: _lanes_pb2.DepartureState
+LANE_CHANGE_UNSPECIFIED: _lanes_pb2.LaneChange
+LANE_CHANGE_NONE: _lanes_pb2.LaneChange
+LANE_CHANGE_LEFT: _lanes_pb2.LaneChange
+LANE_CHANGE_RIGHT: _lanes_pb2.LaneChange
 
 class StreamLanesRequest(_message.Message):
     __slots__ = ("cameras", "max_hz", "window", "acknowledged")
@@ -138,9 +244,9 @@ class SetVehicleStateRequest(_message.Message):
     MONO_NS_FIELD_NUMBER: _ClassVar[int]
     speed_mps: float
     yaw_rate_radps: float
-    indicator: Indicator
+    indicator: _lanes_pb2.Indicator
     mono_ns: int
-    def __init__(self, speed_mps: _Optional[float] = ..., yaw_rate_radps: _Optional[float] = ..., indicator: _Optional[_Union[Indicator, str]] = ..., mono_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, speed_mps: _Optional[float] = ..., yaw_rate_radps: _Optional[float] = ..., indicator: _Optional[_Union[_lanes_pb2.Indicator, str]] = ..., mono_ns: _Optional[int] = ...) -> None: ...
 
 class SetVehicleStateResponse(_message.Message):
     __slots__ = ()

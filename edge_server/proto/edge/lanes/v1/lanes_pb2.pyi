@@ -10,6 +10,65 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ReasonCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REASON_CODE_UNSPECIFIED: _ClassVar[ReasonCode]
+    REASON_CODE_OTHER: _ClassVar[ReasonCode]
+    REASON_CODE_AGE: _ClassVar[ReasonCode]
+    REASON_CODE_LANE_NOT_FINITE: _ClassVar[ReasonCode]
+    REASON_CODE_MODEL_FAILED: _ClassVar[ReasonCode]
+    REASON_CODE_TOO_OLD: _ClassVar[ReasonCode]
+    REASON_CODE_STARTING: _ClassVar[ReasonCode]
+    REASON_CODE_ENDED: _ClassVar[ReasonCode]
+    REASON_CODE_STOPPED: _ClassVar[ReasonCode]
+    REASON_CODE_NO_FRAMES: _ClassVar[ReasonCode]
+    REASON_CODE_STALLED: _ClassVar[ReasonCode]
+    REASON_CODE_LOST: _ClassVar[ReasonCode]
+    REASON_CODE_STUCK: _ClassVar[ReasonCode]
+    REASON_CODE_OUT_OF_SERVICE: _ClassVar[ReasonCode]
+    REASON_CODE_UNAVAILABLE: _ClassVar[ReasonCode]
+    REASON_CODE_UNAUTHORIZED: _ClassVar[ReasonCode]
+    REASON_CODE_NOT_FOUND: _ClassVar[ReasonCode]
+    REASON_CODE_NO_DECODER: _ClassVar[ReasonCode]
+    REASON_CODE_CORRUPT: _ClassVar[ReasonCode]
+    REASON_CODE_CHANGED: _ClassVar[ReasonCode]
+    REASON_CODE_LOADING_GSTREAMER: _ClassVar[ReasonCode]
+    REASON_CODE_REBOOT_NEEDED: _ClassVar[ReasonCode]
+    REASON_CODE_FROZEN: _ClassVar[ReasonCode]
+    REASON_CODE_BLACK: _ClassVar[ReasonCode]
+    REASON_CODE_WHITE_OUT: _ClassVar[ReasonCode]
+    REASON_CODE_COVERED: _ClassVar[ReasonCode]
+    REASON_CODE_DARK: _ClassVar[ReasonCode]
+    REASON_CODE_BLURRED: _ClassVar[ReasonCode]
+    REASON_CODE_DEGRADED: _ClassVar[ReasonCode]
+    REASON_CODE_CALIBRATION_SIZE: _ClassVar[ReasonCode]
+    REASON_CODE_CALIBRATION_DRIFT: _ClassVar[ReasonCode]
+    REASON_CODE_THROTTLED: _ClassVar[ReasonCode]
+    REASON_CODE_OVER_CURRENT: _ClassVar[ReasonCode]
+    REASON_CODE_UNDERVOLTAGE: _ClassVar[ReasonCode]
+    REASON_CODE_CLOCK_UNSYNCHRONIZED: _ClassVar[ReasonCode]
+    REASON_CODE_NOT_RECORDED: _ClassVar[ReasonCode]
+    REASON_CODE_HTTP_CLOSED: _ClassVar[ReasonCode]
+    REASON_CODE_NO_GPU: _ClassVar[ReasonCode]
+    REASON_CODE_LEFT: _ClassVar[ReasonCode]
+    REASON_CODE_RIGHT: _ClassVar[ReasonCode]
+    REASON_CODE_RETURNED: _ClassVar[ReasonCode]
+    REASON_CODE_LANE_CHANGED: _ClassVar[ReasonCode]
+    REASON_CODE_NOT_SEEN: _ClassVar[ReasonCode]
+    REASON_CODE_INDICATOR: _ClassVar[ReasonCode]
+    REASON_CODE_SLOW: _ClassVar[ReasonCode]
+    REASON_CODE_ROLLED_BACK: _ClassVar[ReasonCode]
+    REASON_CODE_SWAPPED: _ClassVar[ReasonCode]
+    REASON_CODE_REMOVED: _ClassVar[ReasonCode]
+
+class Indicator(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INDICATOR_UNSPECIFIED: _ClassVar[Indicator]
+    INDICATOR_OFF: _ClassVar[Indicator]
+    INDICATOR_LEFT: _ClassVar[Indicator]
+    INDICATOR_RIGHT: _ClassVar[Indicator]
+    INDICATOR_HAZARD: _ClassVar[Indicator]
+
 class FrameStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FRAME_STATUS_UNSPECIFIED: _ClassVar[FrameStatus]
@@ -33,6 +92,7 @@ class ClockSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLOCK_SOURCE_SENSOR: _ClassVar[ClockSource]
     CLOCK_SOURCE_RTP: _ClassVar[ClockSource]
     CLOCK_SOURCE_NTP: _ClassVar[ClockSource]
+    CLOCK_SOURCE_RECORDING: _ClassVar[ClockSource]
 
 class MarkingType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -48,6 +108,20 @@ class MarkingColor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MARKING_COLOR_WHITE: _ClassVar[MarkingColor]
     MARKING_COLOR_YELLOW: _ClassVar[MarkingColor]
 
+class DepartureSide(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEPARTURE_SIDE_UNSPECIFIED: _ClassVar[DepartureSide]
+    DEPARTURE_SIDE_NONE: _ClassVar[DepartureSide]
+    DEPARTURE_SIDE_LEFT: _ClassVar[DepartureSide]
+    DEPARTURE_SIDE_RIGHT: _ClassVar[DepartureSide]
+
+class WithheldBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WITHHELD_BY_UNSPECIFIED: _ClassVar[WithheldBy]
+    WITHHELD_BY_NONE: _ClassVar[WithheldBy]
+    WITHHELD_BY_INDICATOR: _ClassVar[WithheldBy]
+    WITHHELD_BY_SLOW: _ClassVar[WithheldBy]
+
 class DepartureState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DEPARTURE_STATE_UNSPECIFIED: _ClassVar[DepartureState]
@@ -61,6 +135,59 @@ class LaneChange(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LANE_CHANGE_NONE: _ClassVar[LaneChange]
     LANE_CHANGE_LEFT: _ClassVar[LaneChange]
     LANE_CHANGE_RIGHT: _ClassVar[LaneChange]
+REASON_CODE_UNSPECIFIED: ReasonCode
+REASON_CODE_OTHER: ReasonCode
+REASON_CODE_AGE: ReasonCode
+REASON_CODE_LANE_NOT_FINITE: ReasonCode
+REASON_CODE_MODEL_FAILED: ReasonCode
+REASON_CODE_TOO_OLD: ReasonCode
+REASON_CODE_STARTING: ReasonCode
+REASON_CODE_ENDED: ReasonCode
+REASON_CODE_STOPPED: ReasonCode
+REASON_CODE_NO_FRAMES: ReasonCode
+REASON_CODE_STALLED: ReasonCode
+REASON_CODE_LOST: ReasonCode
+REASON_CODE_STUCK: ReasonCode
+REASON_CODE_OUT_OF_SERVICE: ReasonCode
+REASON_CODE_UNAVAILABLE: ReasonCode
+REASON_CODE_UNAUTHORIZED: ReasonCode
+REASON_CODE_NOT_FOUND: ReasonCode
+REASON_CODE_NO_DECODER: ReasonCode
+REASON_CODE_CORRUPT: ReasonCode
+REASON_CODE_CHANGED: ReasonCode
+REASON_CODE_LOADING_GSTREAMER: ReasonCode
+REASON_CODE_REBOOT_NEEDED: ReasonCode
+REASON_CODE_FROZEN: ReasonCode
+REASON_CODE_BLACK: ReasonCode
+REASON_CODE_WHITE_OUT: ReasonCode
+REASON_CODE_COVERED: ReasonCode
+REASON_CODE_DARK: ReasonCode
+REASON_CODE_BLURRED: ReasonCode
+REASON_CODE_DEGRADED: ReasonCode
+REASON_CODE_CALIBRATION_SIZE: ReasonCode
+REASON_CODE_CALIBRATION_DRIFT: ReasonCode
+REASON_CODE_THROTTLED: ReasonCode
+REASON_CODE_OVER_CURRENT: ReasonCode
+REASON_CODE_UNDERVOLTAGE: ReasonCode
+REASON_CODE_CLOCK_UNSYNCHRONIZED: ReasonCode
+REASON_CODE_NOT_RECORDED: ReasonCode
+REASON_CODE_HTTP_CLOSED: ReasonCode
+REASON_CODE_NO_GPU: ReasonCode
+REASON_CODE_LEFT: ReasonCode
+REASON_CODE_RIGHT: ReasonCode
+REASON_CODE_RETURNED: ReasonCode
+REASON_CODE_LANE_CHANGED: ReasonCode
+REASON_CODE_NOT_SEEN: ReasonCode
+REASON_CODE_INDICATOR: ReasonCode
+REASON_CODE_SLOW: ReasonCode
+REASON_CODE_ROLLED_BACK: ReasonCode
+REASON_CODE_SWAPPED: ReasonCode
+REASON_CODE_REMOVED: ReasonCode
+INDICATOR_UNSPECIFIED: Indicator
+INDICATOR_OFF: Indicator
+INDICATOR_LEFT: Indicator
+INDICATOR_RIGHT: Indicator
+INDICATOR_HAZARD: Indicator
 FRAME_STATUS_UNSPECIFIED: FrameStatus
 FRAME_STATUS_OK: FrameStatus
 FRAME_STATUS_DEGRADED: FrameStatus
@@ -76,6 +203,7 @@ CLOCK_SOURCE_ARRIVAL: ClockSource
 CLOCK_SOURCE_SENSOR: ClockSource
 CLOCK_SOURCE_RTP: ClockSource
 CLOCK_SOURCE_NTP: ClockSource
+CLOCK_SOURCE_RECORDING: ClockSource
 MARKING_TYPE_UNSPECIFIED: MarkingType
 MARKING_TYPE_UNKNOWN: MarkingType
 MARKING_TYPE_SOLID: MarkingType
@@ -84,6 +212,14 @@ MARKING_COLOR_UNSPECIFIED: MarkingColor
 MARKING_COLOR_UNKNOWN: MarkingColor
 MARKING_COLOR_WHITE: MarkingColor
 MARKING_COLOR_YELLOW: MarkingColor
+DEPARTURE_SIDE_UNSPECIFIED: DepartureSide
+DEPARTURE_SIDE_NONE: DepartureSide
+DEPARTURE_SIDE_LEFT: DepartureSide
+DEPARTURE_SIDE_RIGHT: DepartureSide
+WITHHELD_BY_UNSPECIFIED: WithheldBy
+WITHHELD_BY_NONE: WithheldBy
+WITHHELD_BY_INDICATOR: WithheldBy
+WITHHELD_BY_SLOW: WithheldBy
 DEPARTURE_STATE_UNSPECIFIED: DepartureState
 DEPARTURE_STATE_NONE: DepartureState
 DEPARTURE_STATE_WARNING: DepartureState
@@ -94,7 +230,7 @@ LANE_CHANGE_LEFT: LaneChange
 LANE_CHANGE_RIGHT: LaneChange
 
 class LaneFrame(_message.Message):
-    __slots__ = ("schema", "device", "camera", "boot_id", "frame_id", "seq", "dropped", "status", "reasons", "time", "latency_us", "image", "model", "lanes", "ego", "calib_id")
+    __slots__ = ("schema", "device", "camera", "boot_id", "frame_id", "seq", "dropped", "status", "reasons", "time", "latency_us", "image", "model", "lanes", "ego", "calib_id", "reason_details", "vehicle")
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     CAMERA_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +247,8 @@ class LaneFrame(_message.Message):
     LANES_FIELD_NUMBER: _ClassVar[int]
     EGO_FIELD_NUMBER: _ClassVar[int]
     CALIB_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_DETAILS_FIELD_NUMBER: _ClassVar[int]
+    VEHICLE_FIELD_NUMBER: _ClassVar[int]
     schema: str
     device: str
     camera: str
@@ -127,7 +265,29 @@ class LaneFrame(_message.Message):
     lanes: _containers.RepeatedCompositeFieldContainer[Lane]
     ego: Ego
     calib_id: str
-    def __init__(self, schema: _Optional[str] = ..., device: _Optional[str] = ..., camera: _Optional[str] = ..., boot_id: _Optional[str] = ..., frame_id: _Optional[int] = ..., seq: _Optional[int] = ..., dropped: _Optional[int] = ..., status: _Optional[_Union[FrameStatus, str]] = ..., reasons: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[FrameTime, _Mapping]] = ..., latency_us: _Optional[_Union[StageLatency, _Mapping]] = ..., image: _Optional[_Union[ImageSize, _Mapping]] = ..., model: _Optional[_Union[ModelVersion, _Mapping]] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., ego: _Optional[_Union[Ego, _Mapping]] = ..., calib_id: _Optional[str] = ...) -> None: ...
+    reason_details: _containers.RepeatedCompositeFieldContainer[Reason]
+    vehicle: UsedVehicleState
+    def __init__(self, schema: _Optional[str] = ..., device: _Optional[str] = ..., camera: _Optional[str] = ..., boot_id: _Optional[str] = ..., frame_id: _Optional[int] = ..., seq: _Optional[int] = ..., dropped: _Optional[int] = ..., status: _Optional[_Union[FrameStatus, str]] = ..., reasons: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[FrameTime, _Mapping]] = ..., latency_us: _Optional[_Union[StageLatency, _Mapping]] = ..., image: _Optional[_Union[ImageSize, _Mapping]] = ..., model: _Optional[_Union[ModelVersion, _Mapping]] = ..., lanes: _Optional[_Iterable[_Union[Lane, _Mapping]]] = ..., ego: _Optional[_Union[Ego, _Mapping]] = ..., calib_id: _Optional[str] = ..., reason_details: _Optional[_Iterable[_Union[Reason, _Mapping]]] = ..., vehicle: _Optional[_Union[UsedVehicleState, _Mapping]] = ...) -> None: ...
+
+class Reason(_message.Message):
+    __slots__ = ("code", "text")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    code: ReasonCode
+    text: str
+    def __init__(self, code: _Optional[_Union[ReasonCode, str]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class UsedVehicleState(_message.Message):
+    __slots__ = ("speed_mps", "yaw_rate_radps", "indicator", "age_us")
+    SPEED_MPS_FIELD_NUMBER: _ClassVar[int]
+    YAW_RATE_RADPS_FIELD_NUMBER: _ClassVar[int]
+    INDICATOR_FIELD_NUMBER: _ClassVar[int]
+    AGE_US_FIELD_NUMBER: _ClassVar[int]
+    speed_mps: float
+    yaw_rate_radps: float
+    indicator: Indicator
+    age_us: int
+    def __init__(self, speed_mps: _Optional[float] = ..., yaw_rate_radps: _Optional[float] = ..., indicator: _Optional[_Union[Indicator, str]] = ..., age_us: _Optional[int] = ...) -> None: ...
 
 class FrameTime(_message.Message):
     __slots__ = ("capture_mono_ns", "capture_epoch_ns", "capture_time", "age_us", "clock", "wall_clock")
@@ -244,7 +404,7 @@ class Polynomial(_message.Message):
     def __init__(self, c0: _Optional[float] = ..., c1: _Optional[float] = ..., c2: _Optional[float] = ..., c3: _Optional[float] = ..., x_min_m: _Optional[float] = ..., x_max_m: _Optional[float] = ..., covariance: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Ego(_message.Message):
-    __slots__ = ("lateral_offset_m", "lateral_offset_std_m", "heading_error_rad", "curvature_1pm", "lane_width_m", "lane_change", "departure")
+    __slots__ = ("lateral_offset_m", "lateral_offset_std_m", "heading_error_rad", "curvature_1pm", "lane_width_m", "lane_change", "departure", "heading_error_std_rad", "curvature_std_1pm", "lane_width_std_m", "left", "right")
     LATERAL_OFFSET_M_FIELD_NUMBER: _ClassVar[int]
     LATERAL_OFFSET_STD_M_FIELD_NUMBER: _ClassVar[int]
     HEADING_ERROR_RAD_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +412,11 @@ class Ego(_message.Message):
     LANE_WIDTH_M_FIELD_NUMBER: _ClassVar[int]
     LANE_CHANGE_FIELD_NUMBER: _ClassVar[int]
     DEPARTURE_FIELD_NUMBER: _ClassVar[int]
+    HEADING_ERROR_STD_RAD_FIELD_NUMBER: _ClassVar[int]
+    CURVATURE_STD_1PM_FIELD_NUMBER: _ClassVar[int]
+    LANE_WIDTH_STD_M_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
     lateral_offset_m: float
     lateral_offset_std_m: float
     heading_error_rad: float
@@ -259,14 +424,33 @@ class Ego(_message.Message):
     lane_width_m: float
     lane_change: LaneChange
     departure: Departure
-    def __init__(self, lateral_offset_m: _Optional[float] = ..., lateral_offset_std_m: _Optional[float] = ..., heading_error_rad: _Optional[float] = ..., curvature_1pm: _Optional[float] = ..., lane_width_m: _Optional[float] = ..., lane_change: _Optional[_Union[LaneChange, str]] = ..., departure: _Optional[_Union[Departure, _Mapping]] = ...) -> None: ...
+    heading_error_std_rad: float
+    curvature_std_1pm: float
+    lane_width_std_m: float
+    left: LineDistance
+    right: LineDistance
+    def __init__(self, lateral_offset_m: _Optional[float] = ..., lateral_offset_std_m: _Optional[float] = ..., heading_error_rad: _Optional[float] = ..., curvature_1pm: _Optional[float] = ..., lane_width_m: _Optional[float] = ..., lane_change: _Optional[_Union[LaneChange, str]] = ..., departure: _Optional[_Union[Departure, _Mapping]] = ..., heading_error_std_rad: _Optional[float] = ..., curvature_std_1pm: _Optional[float] = ..., lane_width_std_m: _Optional[float] = ..., left: _Optional[_Union[LineDistance, _Mapping]] = ..., right: _Optional[_Union[LineDistance, _Mapping]] = ...) -> None: ...
+
+class LineDistance(_message.Message):
+    __slots__ = ("distance_m", "distance_std_m", "time_s")
+    DISTANCE_M_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_STD_M_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    distance_m: float
+    distance_std_m: float
+    time_s: float
+    def __init__(self, distance_m: _Optional[float] = ..., distance_std_m: _Optional[float] = ..., time_s: _Optional[float] = ...) -> None: ...
 
 class Departure(_message.Message):
-    __slots__ = ("state", "side", "withheld_by")
+    __slots__ = ("state", "side", "withheld_by", "side_code", "withheld_by_code")
     STATE_FIELD_NUMBER: _ClassVar[int]
     SIDE_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_BY_FIELD_NUMBER: _ClassVar[int]
+    SIDE_CODE_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_BY_CODE_FIELD_NUMBER: _ClassVar[int]
     state: DepartureState
     side: str
     withheld_by: str
-    def __init__(self, state: _Optional[_Union[DepartureState, str]] = ..., side: _Optional[str] = ..., withheld_by: _Optional[str] = ...) -> None: ...
+    side_code: DepartureSide
+    withheld_by_code: WithheldBy
+    def __init__(self, state: _Optional[_Union[DepartureState, str]] = ..., side: _Optional[str] = ..., withheld_by: _Optional[str] = ..., side_code: _Optional[_Union[DepartureSide, str]] = ..., withheld_by_code: _Optional[_Union[WithheldBy, str]] = ...) -> None: ...
