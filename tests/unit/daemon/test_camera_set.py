@@ -373,6 +373,7 @@ def test_a_stuck_argus_is_restarted_and_then_a_reboot_is_needed(tmp_path: Path) 
 def test_argus_is_left_alone_while_one_csi_camera_works(tmp_path: Path) -> None:
     drive = FailsToOpen(tmp_path)
     drive.opens = True
+    wait_until(lambda: drive.reasons() == {""})  # an attempt before may have failed
     drive.next_lanes("front")
     drive.next_lanes("rear")
     drive.set.pipelines[1].camera.failed_openings = 9
