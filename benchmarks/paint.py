@@ -38,13 +38,13 @@ from edge_server.cameras.calibration import Calibration
 from edge_server.gpu.device import Devices
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.departure import DepartureRule
-from edge_server.lanes.mounting_estimate import MountingEstimator, mounting_of
 from edge_server.lanes.paint import on_paint
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
 from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
 from edge_server.pixels import Image
+from edge_server.tools.mounting_estimate import MountingEstimator, mounting_of
 from edge_server.tools.road.renderer import SPEED_MPS, Drive, render
 from edge_server.tools.road.scene import RoadScene, look
 from edge_server.tools.road.variants import varied

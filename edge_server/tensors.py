@@ -161,7 +161,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def datatype(self) -> DataType:
-        """Raises: TypeError: the protocol lacks this numpy type."""
+        """Of the elements; TypeError where the protocol lacks this numpy type."""
         dtype = self.array.dtype
         datatype = _BY_NUMPY.get(dtype) or DataType.from_numpy(dtype)
         if datatype is None:

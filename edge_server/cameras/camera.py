@@ -436,7 +436,7 @@ class Camera:
     def _open_source(self) -> FrameSource:
         return open_source(self.source_uri, self._kinds, self._options)
 
-    # The reader calls the next three on its own thread.
+    # The reader calls the next two on its own thread.
 
     def _on_frame(self, reader: Reader, frame: Frame) -> None:
         with self._changed:

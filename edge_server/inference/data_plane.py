@@ -82,7 +82,7 @@ class DataPlane:
         (`time.monotonic()`; infinity where nothing runs).
         """
         runs = [
-            (loaded.scheduler.running_since(), loaded.name)
+            (loaded.scheduler.running_since(), loaded.config.name)
             for loaded in self._registry.models_in_use()
         ]
         since, name = min(runs, default=(inf, ""))

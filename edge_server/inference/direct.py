@@ -82,8 +82,9 @@ class InstancePool:
     ) -> InstancePool:
         """Create all instances of the configuration.
 
-        Raises: EdgeServerError: one cannot be made, or none may run; those before it are closed
-        again.
+        Raises:
+            EdgeServerError: one cannot be made, or none may run; those before it are closed
+                again.
         """
         return _pool_of(_make(config, model, limiter), limiter)
 
@@ -111,14 +112,12 @@ class InstancePool:
         """See `Scheduler.running_since`; the run of an instance with an attribute `progressed_at`,
         which limits its runs by itself, counts from that time.
         """
+        since = inf
         # A copy, because a run may end during the iteration.
-        return min(
-            (
-                max(started, getattr(self._by_id[key], "progressed_at", 0.0))
-                for key, started in list(self._started_at.items())
-            ),
-            default=inf,
-        )
+        for key, started in list(self._started_at.items()):
+            progressed_at = getattr(self._by_id[key], "progressed_at", 0.0)
+            since = min(since, max(started, progressed_at))
+        return since
 
     def running_s(self, now: float) -> float:
         return 0.0 if self._idle else max(0.0, now - self.running_since())
@@ -143,7 +142,8 @@ class InstancePool:
             expect: `ExpectedWait.check` of a request, called before a wait until a deadline; it may
                 refuse the request.
 
-        Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`.
+        Raises:
+            DeadlineExceeded, Cancelled: see `Waiter.wait`.
         """
         now = time.monotonic()
         if deadline is not None and (now >= deadline or self._limited or not self._idle):
@@ -330,6 +330,7 @@ class DirectScheduler(Submits):
         self._executor = executor
         self._pool = pool
         self._expected_wait = ExpectedWait(len(pool))
+        self.running_since = pool.running_since
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._executor.config.decoupled:
@@ -369,9 +370,6 @@ class DirectScheduler(Submits):
 
     def pending(self) -> int:
         return self._pool.waiting()
-
-    def running_since(self) -> float:
-        return self._pool.running_since()
 
     def close(self) -> None:
         self._pool.close()

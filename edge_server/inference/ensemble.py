@@ -398,6 +398,6 @@ def _run_chain(plan: Plan, call: EnsembleCall, snapshot: Snapshot) -> InferRespo
             raise
         except Exception as error:
             raise call.step_failure(step, error) from error
-        tensors.update((tensor, response.outputs.get(name)) for name, tensor in step.outputs)
+        tensors |= {tensor: response.outputs.get(name) for name, tensor in step.outputs}
         timings += response.timings
     return call.response(tensors, tuple(timings))

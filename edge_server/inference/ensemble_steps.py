@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec.structs import replace
 
-from edge_server.backends.contract import Phases, all_on_host
+from edge_server.backends.contract import Phases, on_host
 from edge_server.errors import Cancelled, DeadlineExceeded, EdgeServerError, InternalError
 from edge_server.inference.execution import in_rank, in_shape
 from edge_server.inference.statistics import FailureReason
@@ -301,7 +302,7 @@ class EnsembleCall:
         }
 
     def check_alive(self, step: PlannedStep) -> None:
-        """Raises: Cancelled, DeadlineExceeded: `step` need not begin, as the caller has gone."""
+        """Raise Cancelled or DeadlineExceeded where the caller has gone: `step` need not begin."""
         request = self.request
         if request.cancellation is not None and request.cancellation.cancelled:
             raise Cancelled("")
@@ -354,14 +355,17 @@ class EnsembleCall:
         """The response whose outputs are among `tensors`; its parameters are the place in the
         sequence, which Triton's ensembles always return.
 
-        Raises: EdgeServerError: a device failed, or an output does not fit its shape.
+        Raises:
+            EdgeServerError: a device failed, or an output does not fit its shape.
         """
         config = self._config
-        outputs: Tensors = {
-            name: tensor for name in self._names if (tensor := tensors.get(name)) is not None
-        }
-        if not self.request.on_device:
-            outputs = all_on_host(outputs, self._statistics.copied)
+        outputs: dict[str, Tensor] = {}
+        for name in self._names:
+            if (tensor := tensors.get(name)) is None:
+                continue
+            if not (self.request.on_device or isinstance(tensor.array, np.ndarray)):
+                tensor = on_host(tensor, self._statistics.copied)
+            outputs[name] = tensor
         if config.reshapes:
             shapes = {s.name: s.shape for s in config.outputs if s.name in config.reshapes}
             outputs = {

@@ -99,7 +99,8 @@ class Scheduler(Protocol):
         (the request is queued); the final response always arrives. The request's lease pins
         `snapshot` until then.
 
-        Raises: InvalidRequest: the scheduler refuses the request; `respond` is not called.
+        Raises:
+            InvalidRequest: the scheduler refuses the request; `respond` is not called.
         """
         ...
 

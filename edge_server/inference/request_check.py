@@ -26,7 +26,7 @@ _BATCH_NOTE = (
 
 
 def check_request(config: ModelConfig, request: InferRequest) -> None:
-    """Raises: InvalidRequest: names, types or shapes differ from the model's."""
+    """Raise InvalidRequest where names, types or shapes differ from the model's."""
     if _fits(config, request):
         return
     inputs = request.inputs
@@ -61,7 +61,7 @@ def _fits(config: ModelConfig, request: InferRequest) -> bool:
 
 
 def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping[str, int]) -> None:
-    """Raises: InvalidRequest: the inputs' batch sizes differ, or the model takes none of that
+    """Raise InvalidRequest where the inputs' batch sizes differ, or the model takes none of that
     size."""
     if config.max_batch_size == 0 or not batch_sizes:
         return
@@ -82,7 +82,7 @@ def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping
 def check_names(
     config: ModelConfig, request_id: str, inputs: Set[str], outputs: Collection[str]
 ) -> None:
-    """Raises: InvalidRequest: a name of an input is missing, or a name is unknown to the model."""
+    """Raise InvalidRequest where an input is missing, or a name is unknown to the model."""
     if inputs == config.input_names and config.output_names.issuperset(outputs):
         return
     for name in outputs:
@@ -112,7 +112,8 @@ def check_tensor(
 ) -> int:
     """Return the batch size of the input `name`, 0 where the model does not batch.
 
-    Raises: InvalidRequest: the model takes another type or shape.
+    Raises:
+        InvalidRequest: the model takes another type or shape.
     """
     expected_type, expected, fixed = config.full_inputs[name]
     if datatype is not expected_type:
@@ -140,7 +141,8 @@ def check_tensor(
 def parse_version(text: str) -> int:
     """Parse a version as the protocol spells it: decimal digits that fit 64 bits.
 
-    Raises: InvalidRequest: not an integral value > 0 (Triton's texts).
+    Raises:
+        InvalidRequest: not an integral value > 0 (Triton's texts).
     """
     if not _VERSION.match(text):
         raise InvalidRequest(

@@ -280,6 +280,8 @@ def _undistort_pinhole(
 def _distort_pinhole(
     xy: NDArray[np.floating], distortion: tuple[float, ...]
 ) -> NDArray[np.float64]:
+    if not any(distortion):
+        return np.asarray(xy, np.float64)
     k1, k2, p1, p2, k3 = distortion
     x, y = xy[:, 0], xy[:, 1]
     r2 = x * x + y * y

@@ -81,7 +81,8 @@ def new_session() -> str:
 def protect(topic: str, payload: bytes, envelope: Envelope) -> str:
     """Return the value of the user property `e2e`."""
     text = f"1 {envelope.session} {envelope.counter % _COUNTERS} {envelope.sent_ms}"
-    return f"{text} {_crc(topic, text, payload):08x}"
+    crc = zlib.crc32(payload, zlib.crc32(f"{topic}\0{text}\0".encode()))
+    return f"{text} {crc:08x}"
 
 
 def unprotect(topic: str, payload: bytes, value: str) -> Envelope | Check:
@@ -93,14 +94,11 @@ def unprotect(topic: str, payload: bytes, value: str) -> Envelope | Check:
     found = _ENVELOPE.fullmatch(value)
     if found is None:
         return Check.INVALID
-    session, counter, sent_ms, crc = found.groups()
-    if int(crc, 16) != _crc(topic, value[:-9], payload) or int(counter) >= _COUNTERS:
+    session, counter, sent_ms, _ = found.groups()
+    envelope = Envelope(session, int(counter), int(sent_ms))
+    if protect(topic, payload, envelope) != value or int(counter) >= _COUNTERS:
         return Check.CORRUPT
-    return Envelope(session, int(counter), int(sent_ms))
-
-
-def _crc(topic: str, text: str, payload: bytes) -> int:
-    return zlib.crc32(payload, zlib.crc32(f"{topic}\0{text}\0".encode()))
+    return envelope
 
 
 class Checker:

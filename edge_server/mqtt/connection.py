@@ -192,7 +192,8 @@ class Connection:
     def publish_live(self, topic: str, payload: bytes, envelope: e2e.Envelope) -> bool:
         """Publish with QoS 0, not retained, expiring after `LONGEST_AGE_S`; return False if the
         packet exceeds the broker's limit."""
-        properties = _protected(self._live_properties, topic, payload, envelope)
+        properties = copy(self._live_properties)  # in a tenth of the time of new ones
+        properties.UserProperty = e2e.PROPERTY, e2e.protect(topic, payload, envelope)
         if self._packet_limit_bytes is not None and not self._fits(topic, payload, properties):
             return False
         self.live_in_flight += 1  # before: paho may call `_on_publish` from within
@@ -222,7 +223,8 @@ class Connection:
         """Publish with QoS 1, not retained, never expiring: late is better than lost. An event
         whose packet exceeds the broker's limit, or that the broker refuses, counts as acknowledged:
         the next ones would wait for it forever."""
-        properties = _protected(self._event_properties, topic, payload, envelope)
+        properties = copy(self._event_properties)
+        properties.UserProperty = e2e.PROPERTY, e2e.protect(topic, payload, envelope)
         properties.CorrelationData = correlation
         if not self._fits(topic, payload, properties):
             on_acknowledged()
@@ -398,15 +400,6 @@ class Connection:
 def _tune(_client: paho.Client, _data: Any, sock: Any) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-
-
-def _protected(
-    properties: Properties, topic: str, payload: bytes, envelope: e2e.Envelope
-) -> Properties:
-    # A copy takes a tenth of the time of new ones.
-    properties = copy(properties)
-    properties.UserProperty = e2e.PROPERTY, e2e.protect(topic, payload, envelope)
-    return properties
 
 
 def _properties(packet: int, payload: PayloadFormat = "json", message: str = "") -> Properties:

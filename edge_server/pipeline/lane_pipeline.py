@@ -206,16 +206,16 @@ class LanePipeline:
         if (now_ns := time.monotonic_ns()) - frame.capture_mono_ns > self._max_age_ms * 1e6:
             self._drop_too_old(frame, now_ns)
             return None
-        self._reminder.reason = request = trace = None
+        self._reminder.reason = request = trace = detected = None
         capture_ns, tracer = frame.capture_mono_ns, self._tracer
-        if tracer is not None:
-            trace = tracer.frame(self.camera.name, frame.id, capture_ns)
-        if trace is not None and tracer is not None:
+        if tracer and (trace := tracer.frame(self.camera.name, frame.id, capture_ns)):
             trace.begin("capture", capture_ns)
             trace.begin("wait", frame.arrived_mono_ns or capture_ns)
             request = tracer.of_frame(self.model, trace.begin("infer"))
-        status = self.camera.status
-        detected, failure = None, ""
+        status, failure = self.camera.status, ""
+        degraded: tuple[str, ...] = ()
+        if status.state is CameraState.DEGRADED:
+            degraded = (f"{status.reason}: {status.text}",)
         deadline = time.monotonic() + self._frame_deadline_s
         # An execution that begins just before the deadline is watched for as long as any other.
         self.worker.beat(self._frame_deadline_s + 2 * MODEL_STUCK_S)
@@ -225,9 +225,6 @@ class LanePipeline:
             failure = str(error) or type(error).__name__
             forget_frames(error)
         self.worker.beat()
-        degraded: tuple[str, ...] = ()
-        if status.state is CameraState.DEGRADED:
-            degraded = (f"{status.reason}: {status.text}",)
         lane_frame = self._lane_frame(frame, detected, failure, degraded=degraded, trace=trace)
         age_s = (time.monotonic_ns() - capture_ns) / 1e9
         if not failure and age_s > LONGEST_AGE_S:

@@ -11,18 +11,6 @@ import msgspec
 import numpy as np
 
 from edge_server.board.installation import shipped_models
-from edge_server.cameras.boards import (
-    BoardView,
-    CalibrationBoard,
-    beside,
-    birds_eye_picture,
-    board_on_ground,
-    calibrate_lens,
-    find_board,
-    grid_picture,
-    measure_mounting,
-    residual_picture,
-)
 from edge_server.cameras.calibration import (
     CalibrationTables,
     LensTable,
@@ -43,12 +31,24 @@ from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lanes.camera_model import CameraModel, Mounting
-from edge_server.lanes.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
 from edge_server.lanes.road_geometry import road_of
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pixels import Image
 from edge_server.process.disk import atomic_write
 from edge_server.settings import Repository, Serving
+from edge_server.tools.boards import (
+    BoardView,
+    CalibrationBoard,
+    beside,
+    birds_eye_picture,
+    board_on_ground,
+    calibrate_lens,
+    find_board,
+    grid_picture,
+    measure_mounting,
+    residual_picture,
+)
+from edge_server.tools.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
 
 if TYPE_CHECKING:
     import argparse
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.frame import Frame
-    from edge_server.lanes.mounting_estimate import MountingEstimate, Spread
     from edge_server.lanes.types import Lane
+    from edge_server.tools.mounting_estimate import MountingEstimate, Spread
 
 _FEW_VIEWS = 10
 _LITTLE_COVERED = 0.6

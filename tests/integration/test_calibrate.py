@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support.board_pictures import POSES, BoardCamera
 
-from edge_server.cameras.boards import CalibrationBoard
 from edge_server.cameras.calibration import read_calibration, read_tables
 from edge_server.cli.main import run_command
 from edge_server.lanes.camera_model import Lens
+from edge_server.tools.boards import CalibrationBoard
 from edge_server.tools.road.scene import RoadScene
 
 DATA = Path(__file__).parents[3] / "shared/data/lanes"

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from support.board_pictures import POSES, BoardCamera
 
-from edge_server.cameras.boards import (
+from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.tools.boards import (
     CalibrationBoard,
     board_on_ground,
     calibrate_lens,
     find_board,
     measure_mounting,
 )
-from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 
 LENS = Lens("pinhole", 800, 450, 700.0, 695.0, 405.0, 228.0, (-0.22, 0.05, 0.001, -0.001, 0.0))
 FISHEYE = Lens("fisheye", 800, 450, 400.0, 398.0, 402.0, 226.0, (0.03, -0.01, 0.002, 0.0))

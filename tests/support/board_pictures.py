@@ -10,8 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.cameras.boards import CalibrationBoard
     from edge_server.lanes.camera_model import CameraModel, Lens
+    from edge_server.tools.boards import CalibrationBoard
 
 _PX = 70  # of a square in the printed board
 _LINES = 2  # white squares around it

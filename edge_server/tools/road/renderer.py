@@ -534,7 +534,18 @@ def lane_labels(
     distance_m: float = 0.0,
 ) -> list[NDArray[np.float32]]:
     """Return the nearest visible lines as polylines; those of branches after those of the road."""
-    lanes = _labels_round(view, lines) if view.bend else _labels_ahead(view, lines)
+    z_m = view.z_m[view.z_m <= FARTHEST_LABEL_M]
+    if view.bend is None:
+        bottom_m = np.interp(-float(view.height), -view.row_px, view.z_m)
+        z_m = np.append(bottom_m, z_m[z_m > bottom_m])
+    lanes = []
+    for line in sorted(lines, key=lambda line: abs(line.offset_m))[:MAX_LANES]:
+        points = view.project(_inner_m(view, line), z_m)
+        if view.bend is not None:
+            points = _up_to_the_turn(view, points)
+        inside = (points[:, 0] >= 0) & (points[:, 0] < view.width)
+        if inside.sum() >= 2:
+            lanes.append(points.astype(np.float32))
     for branch in branches:
         for z_m in branch_spans(view, branch, distance_m):
             phase_m = np.mod(distance_m + z_m - branch.at_m, branch.period_m)
@@ -558,36 +569,17 @@ def _inner_m(view: View, line: Line) -> float:
     return min(strokes_m, key=lambda place_m: abs(place_m - vehicle_m))
 
 
-def _labels_round(view: View, lines: tuple[Line, ...]) -> list[NDArray[np.float32]]:
-    """Return the lines of a tight bend, from the picture's lower edge to where they turn back."""
-    lanes = []
-    for line in sorted(lines, key=lambda line: abs(line.offset_m))[:MAX_LANES]:
-        points = view.project(_inner_m(view, line), view.z_m[view.z_m <= FARTHEST_LABEL_M])
-        falls = np.append(np.diff(points[:, 1]) < -1e-3, True)
-        first = int(np.argmax(points[:, 1] <= view.height))
-        if points[first, 1] > view.height:
-            continue
-        if first:
-            (x0, y0), (x1, y1) = points[first - 1], points[first]
-            share = (view.height - y0) / min(y1 - y0, -1e-6)
-            points[first - 1] = x0 + share * (x1 - x0), view.height
-            first -= 1
-        rest = points[first:]
-        rest = rest[: len(rest) if falls[first:].all() else int(np.argmin(falls[first:])) + 1]
-        inside = (rest[:, 0] >= 0) & (rest[:, 0] < view.width)
-        if inside.sum() >= 2:
-            lanes.append(rest.astype(np.float32))
-    return lanes
-
-
-def _labels_ahead(view: View, lines: tuple[Line, ...]) -> list[NDArray[np.float32]]:
-    z_m = view.z_m[(view.row_px <= view.height) & (view.z_m <= FARTHEST_LABEL_M)]
-    bottom_m = np.interp(-float(view.height), -view.row_px, view.z_m)
-    z_m = np.append(bottom_m, z_m[z_m > bottom_m])
-    lanes = []
-    for line in sorted(lines, key=lambda line: abs(line.offset_m))[:MAX_LANES]:
-        points = view.project(_inner_m(view, line), z_m)
-        inside = (points[:, 0] >= 0) & (points[:, 0] < view.width)
-        if inside.sum() >= 2:
-            lanes.append(points.astype(np.float32))
-    return lanes
+def _up_to_the_turn(view: View, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the points of a line in a tight bend, from the picture's lower edge to where it turns
+    back; none where it is below the picture."""
+    falls = np.append(np.diff(points[:, 1]) < -1e-3, True)
+    first = int(np.argmax(points[:, 1] <= view.height))
+    if points[first, 1] > view.height:
+        return points[:0]
+    if first:
+        (x0, y0), (x1, y1) = points[first - 1], points[first]
+        share = (view.height - y0) / min(y1 - y0, -1e-6)
+        points[first - 1] = x0 + share * (x1 - x0), view.height
+        first -= 1
+    rest = points[first:]
+    return rest[: len(rest) if falls[first:].all() else int(np.argmin(falls[first:])) + 1]

@@ -285,7 +285,7 @@ def marks_ahead(
 
 def scaled(colour: Colour, factor: float) -> Colour:
     """Return the same colour, brighter or darker."""
-    blue, green, red = (min(255.0, factor * channel) for channel in colour)
+    blue, green, red = [min(255.0, factor * channel) for channel in colour]
     return blue, green, red
 
 

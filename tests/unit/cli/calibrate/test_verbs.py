@@ -89,7 +89,7 @@ def test_without_opencv_the_remedy_is_named(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "edge_server.tools.calibrate", raising=False)
-    monkeypatch.delitem(sys.modules, "edge_server.cameras.boards", raising=False)
+    monkeypatch.delitem(sys.modules, "edge_server.tools.boards", raising=False)
     monkeypatch.setitem(sys.modules, "cv2", None)
     assert run_command(["calibrate", "mounting", str(file), "--height", "1.4"]) == 78
     assert "the library cv2 is missing; " in capsys.readouterr().err

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_server.cameras.boards import (
+from edge_server.errors import SettingsError
+from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.tools.boards import (
     BoardView,
     CalibrationBoard,
     board_on_ground,
     calibrate_lens,
     measure_mounting,
 )
-from edge_server.errors import SettingsError
-from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 
 LENS = Lens("pinhole", 800, 450, 700.0, 695.0, 405.0, 228.0, (-0.22, 0.05, 0.001, -0.001, 0.0))
 FISHEYE = Lens("fisheye", 800, 450, 400.0, 398.0, 402.0, 226.0, (0.03, -0.01, 0.002, 0.0))

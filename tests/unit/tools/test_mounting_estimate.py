@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edge_server.lanes.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
 from edge_server.pixels import Image
+from edge_server.tools.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
 from edge_server.tools.road.scene import RoadScene
 from tests.unit.lanes.roads import CAMERA, FlatRoad, bent_lines, cameras, lanes_of, noisy
 
