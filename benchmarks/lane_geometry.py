@@ -3,8 +3,8 @@
     python benchmarks/lane_geometry.py [--repeats N]
 
 Columns: the CPU time of one frame, the median of the repeats, which other programs on the machine
-hardly change. `road` puts five lanes of 72 rows on the road, `paint` reads type and colour of them,
-`locate` is all that the camera's loop does with a frame of a calibrated camera.
+hardly change. `road` puts five lanes of 72 rows on the road, `paint` finds their paint, its
+type and colour, `locate` is all that the camera's loop does with a frame of a calibrated camera.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 from edge_server.cameras.calibration import Calibration
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.lanes.paint import on_paint
 from edge_server.lanes.road_geometry import road_of
-from edge_server.lanes.tracking import marking_evidence
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.road_follower import LaneLocator
 from edge_server.pixels import Image
@@ -53,14 +53,13 @@ def main() -> None:
         )
         camera = CameraModel(lens, Mounting(scene.camera.height_m))
         lanes = tuple(lane for y in (-5.4, -1.8, 1.8, 5.4, 9.0) if (lane := lane_at(y, camera)))
-        located = road_of(lanes, camera).lanes
         locator = LaneLocator(Calibration("x", camera))
         frame = LaneFrame("front", 0, 0, 0, 0, WIDTH, HEIGHT, "m", lanes=lanes)
         costs = [
             cpu_ms(work, repeats)
             for work in (
                 lambda: road_of(lanes, camera),  # noqa: B023  # called in this round
-                lambda: marking_evidence(located, picture, camera),  # noqa: B023  # likewise
+                lambda: on_paint(lanes, picture, camera),  # noqa: B023  # likewise
                 lambda: locator.locate(frame, picture),  # noqa: B023  # likewise
             )
         ]

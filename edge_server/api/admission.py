@@ -103,7 +103,6 @@ class Admission:
 
     Attributes:
         inside: the number of callers inside.
-        is_full: a caller would be refused now.
     """
 
     def __init__(
@@ -118,7 +117,6 @@ class Admission:
         self._streams = streams
         self._too_many = too_many
         self.inside = 0
-        self.is_full = limit == 0
         self._closed = False
         self._lock = threading.Lock()  # a third of an entered Condition's time
         self._changed = threading.Condition(self._lock)
@@ -127,15 +125,13 @@ class Admission:
     def __enter__(self) -> None:
         """Raises: Unavailable: all places are taken, or the gate is closed (Triton's texts)."""
         with self._lock:
-            if self.is_full:
+            if self._closed or self.inside == self._limit:
                 raise self.refusal() or Unavailable(self._stopping)
             self.inside += 1
-            self.is_full = self.inside == self._limit
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self.inside -= 1
-            self.is_full = self._closed
             if self._closed:
                 self._changed.notify_all()
 
@@ -177,7 +173,7 @@ class Admission:
     def close(self) -> None:
         """Refuse every new caller; inferences in flight continue."""
         with self._changed:
-            self._closed = self.is_full = True
+            self._closed = True
             streams = tuple(self._open_streams)
         for when_closed in streams:
             when_closed()

@@ -239,7 +239,9 @@ def to_response_message(
         value = form.of(tensor) if isinstance(form, Classification) else tensor
         array = value.array
         datatype = DATATYPE_NAMES.get(array.dtype) or value.datatype.value
-        output = outputs.add(name=name, datatype=datatype, shape=array.shape)
+        output = outputs.add()
+        output.name, output.datatype = name, datatype
+        output.shape.extend(array.shape)
         data = to_raw(array)
         if isinstance(form, RegionSlice):
             form.write(name, memoryview(data))

@@ -342,8 +342,8 @@ calibrate estimate | tools.calibrate:estimate | where the camera looks, from a s
     FILE  the calibration, with its lens
     URI  a clip of the drive, or the camera on the vehicle
     --frames N = 1500  end after N
-    --lane-width METRES = 3.6  of the lanes driven on, from which the height follows where
-        --height is not given
+    --lane-width METRES = 3.6  of the lanes driven on, from which the height follows; with --height
+        it is a check
     --height METRES  of the lens above the road
     --write  put the mounting into the file
     @mounting

@@ -1,18 +1,20 @@
-"""Where a camera looks, from the lanes of a straight drive: pitch, yaw, and height.
+"""Where a camera looks, from the paint of a straight drive: pitch, yaw, and height.
 
 Parallel lines meet in the picture where the vehicle drives to, on the mean of a drive. How far they
-part below that point is the lane's width in heights of the camera.
+part below that point is the lane's width in heights of the camera. The dashes of one line are
+equally far apart, near and far, unless the lines do not meet at the horizon.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from edge_server.lanes.camera_model import Mounting
+from edge_server.lanes.camera_model import CameraModel, Mounting
+from edge_server.lanes.paint import DISTANCES_M, on_paint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,15 +23,27 @@ if TYPE_CHECKING:
 
     from edge_server.lanes.camera_model import Lens
     from edge_server.lanes.types import Lane
+    from edge_server.pixels import Image
 
 # Curvature times half of the camera's height: 1/700 m from a car.
 _LARGEST_BEND = 1e-3
 # Root mean square, of the focal length: 4 px of 1000.
 _LARGEST_MISFIT = 0.004
-# So far below the vanishing point the road is 25 heights of the camera away.
-_NEAR_HORIZON = 0.04
+# So far below the vanishing point the road is 25 heights of the camera away; lines on their paint
+# are relied upon to 50.
+_NEAR_HORIZON, _PAINTED_NEAR_HORIZON = 0.04, 0.02
+# A frame counts where both lines have paint at this number of distances, and of those from 15 m on.
+_FEWEST_PAINTED, _FEWEST_FAR, _FAR_M = 8, 4, 15.0
+_LANE_M = 3.6
+# Shorter paint is a reflector, longer a solid line.
+_DASH_M = (1.5, 5.5)
+_FEWEST_DASHES = 20
+_NEAR_HEIGHTS, _FAR_HEIGHTS = 9.0, 12.0
+_SPACING_ALIKE = 0.35
 _BELOW = 0.2
 _STEPS = 12
+# Lines move onto the paint that a camera sees, which follows from the lines.
+_TURNS = 2
 _LARGEST_STEP = 0.05
 _FEWEST_POINTS = 8
 # The lines' slopes differ by less where they are one lane's boundaries seen from a car or a lorry.
@@ -39,6 +53,9 @@ _LARGEST_ANGLE_RAD = math.radians(20.0)
 FEWEST_FRAMES = 20
 # Frames of one block err alike: a bend, a slope, a place in the lane.
 _BLOCKS = 10
+# Errors of 23 rendered drives are as large as this makes them.
+_IN_COMMON = 0.35
+_EIGHT_OF_TEN_STDS = 2.56
 
 
 @dataclass(frozen=True)
@@ -47,7 +64,8 @@ class Spread:
 
     Attributes:
         low, high: between which eight of ten lie.
-        std: standard deviation of the median, from how it differs between ten parts of the drive.
+        std: standard deviation of the median: from how it differs between ten parts of the drive,
+            and a part of that of single frames, which slopes and bends have in common.
     """
 
     median: float
@@ -59,7 +77,9 @@ class Spread:
     def of(values: Sequence[float]) -> Spread:
         low, median, high = (float(each) for each in np.percentile(values, (10, 50, 90)))
         medians = [float(np.median(part)) for part in np.array_split(values, _BLOCKS)]
-        return Spread(median, low, high, float(np.std(medians, ddof=1)) / math.sqrt(_BLOCKS))
+        of_parts = float(np.std(medians, ddof=1)) / math.sqrt(_BLOCKS)
+        of_frames = (high - low) / _EIGHT_OF_TEN_STDS
+        return Spread(median, low, high, math.hypot(of_parts, _IN_COMMON * of_frames))
 
 
 @dataclass(frozen=True)
@@ -69,12 +89,16 @@ class MountingEstimate:
     Attributes:
         pitch_rad, yaw_rad: where straight lanes meet.
         width_heights: the ego lane's width over the height of the camera.
+        near_dashes, far_dashes: from a dash's middle to the next one's, over that height; None
+            where too few are seen.
     """
 
     pitch_rad: Spread
     yaw_rad: Spread
     width_heights: Spread
     frames: int
+    near_dashes: Spread | None
+    far_dashes: Spread | None
 
     def height_m(self, lane_width_m: float) -> float:
         """Return the height of a camera above lanes of that width."""
@@ -96,13 +120,19 @@ class MountingEstimator:
         self._lens = lens
         self._roll_rad = roll_rad
         self._found: list[tuple[float, float, float]] = []
+        self._dashes: list[tuple[float, float, int]] = []
 
     @property
     def straight(self) -> int:
         return len(self._found)
 
-    def add(self, lanes: Sequence[Lane]) -> None:
-        """Take in the lanes of the next frame, px."""
+    def add(self, lanes: Sequence[Lane], image: Image | None = None) -> None:
+        """Take in the lanes of the next frame, px.
+
+        Args:
+            image: the frame, in which the lines are moved onto their paint; one without it does not
+                count. Without an image the lines are taken as they are.
+        """
         self.seen += 1
         middle = self._lens.width / 2
         # Where each line comes to the bottom of the picture, or points to.
@@ -111,19 +141,72 @@ class MountingEstimator:
         right = min(((x, lane) for x, lane in feet if x > middle), key=_first, default=None)
         if left is None or right is None:
             return
-        lines = [_rays(self._lens, lane, self._roll_rad) for _, lane in (left, right)]
-        if lines[0] is None or lines[1] is None:
-            return
-        found = _meet(lines[0], lines[1])
+        pair = left[1], right[1]
+        lines = [_Line.of(self._lens.rays_of(lane.points).xy, self._roll_rad) for lane in pair]
+        found = _meet(lines, _NEAR_HORIZON)
+        for _ in range(_TURNS if image is not None else 0):
+            if image is not None and found is not None:
+                found = self._on_paint(pair, image, found)
         if found is not None:
             self._found.append(found)
+
+    def _on_paint(
+        self, pair: tuple[Lane, Lane], image: Image, found: tuple[float, float, float]
+    ) -> tuple[float, float, float] | None:
+        """Return what `_meet` says of the paint, seen by the camera that `found` makes."""
+        pitch, yaw, width = found
+        mounting = Mounting(_LANE_M / width, pitch, self._roll_rad, yaw)
+        lines, _ = on_paint(pair, image, CameraModel(self._lens, mounting))
+        far = lines.painted[:, DISTANCES_M > _FAR_M]
+        painted = [int(np.count_nonzero(each, axis=1).min()) for each in (lines.painted, far)]
+        if painted[0] < _FEWEST_PAINTED or painted[1] < _FEWEST_FAR:
+            return None
+        for of_line in lines.painted:
+            # Of an upright camera: rows below the horizon go with the inverse of the distance.
+            at = [mounting.height_m / x_m - math.tan(pitch) for x_m in _dashes_m(of_line)]
+            for number, y in enumerate(at):
+                self._dashes += [(y, other, step) for step, other in enumerate(at[number + 1 :])]
+        first = int(np.count_nonzero(lines.present[0]))
+        std = np.sqrt((lines.error_px**2).sum(axis=2))[lines.present]
+        parts = slice(first), slice(first, None)
+        return _meet(
+            [_Line.of(lines.rays.xy[part], self._roll_rad, std[part]) for part in parts],
+            _PAINTED_NEAR_HORIZON,
+        )
 
     def estimate(self) -> MountingEstimate | None:
         """Return what the frames show; None where fewer than 20 are of straight road."""
         if self.straight < FEWEST_FRAMES:
             return None
         pitch, yaw, width = (Spread.of(column) for column in zip(*self._found, strict=True))
-        return MountingEstimate(pitch, yaw, width, self.straight)
+        dashes = np.array(self._dashes).reshape(-1, 3)
+        begin, end = 1.0 / (dashes[:, :2].T + math.tan(pitch.median))
+        apart = end - begin
+        near = _spread(apart[(begin < _NEAR_HEIGHTS) & (dashes[:, 2] == 0)])
+        far = None
+        if near is not None:
+            # Far away a reflector between two dashes looks like one.
+            is_alike = np.abs(apart / near.median - 1.0) < _SPACING_ALIKE
+            far = _spread(apart[(begin > _FAR_HEIGHTS) & is_alike])
+        return MountingEstimate(pitch, yaw, width, self.straight, near, far)
+
+
+def _spread(values: NDArray[np.float64]) -> Spread | None:
+    return Spread.of(values.tolist()) if len(values) >= _FEWEST_DASHES else None
+
+
+def _dashes_m(painted: NDArray[np.bool_]) -> list[float]:
+    """Return the middles of the dashes that are seen whole, the nearest first, m."""
+    changes = np.flatnonzero(np.diff(painted))
+    begins, ends = (changes[painted[changes + 1] == begins] for begins in (True, False))
+    ends = ends[ends > begins[0]] if len(begins) else ends
+    middles = []
+    for begin, end in zip(begins, ends, strict=False):
+        # Between two of the distances.
+        first_m, last_m = ((DISTANCES_M[at] + DISTANCES_M[at + 1]) / 2 for at in (begin, end))
+        if _DASH_M[0] <= last_m - first_m <= _DASH_M[1]:
+            middles.append(float(first_m + last_m) / 2)
+    return middles
 
 
 def mounting_of(
@@ -151,29 +234,36 @@ def _foot_px(lane: Lane, height_px: int) -> float:
     return float(lower[0, 0] + slope * (height_px - lower[0, 1]))
 
 
-def _rays(lens: Lens, lane: Lane, roll_rad: float) -> NDArray[np.float64] | None:
-    """Return the rays (N, 2) of a lane as of an upright camera; None where they are too few."""
-    rays = lens.rays_of(lane.points).xy
-    rays = rays[~np.isnan(rays[:, 0])]
-    if len(rays) < _FEWEST_POINTS:
-        return None
-    # A camera whose right side is lower sees the road turned to the left: turn it back.
-    cos, sin = math.cos(roll_rad), math.sin(roll_rad)
-    return np.asarray(rays @ np.array([[cos, sin], [-sin, cos]]))
+class _Line(NamedTuple):
+    """The rays (N, 2) of a line as of an upright camera, and their weight, (N,)."""
+
+    rays: NDArray[np.float64]
+    weight: NDArray[np.float64]
+
+    @staticmethod
+    def of(
+        rays: NDArray[np.float64], roll_rad: float, std: NDArray[np.float64] | None = None
+    ) -> _Line:
+        # A camera whose right side is lower sees the road turned to the left: turn it back.
+        cos, sin = math.cos(roll_rad), math.sin(roll_rad)
+        weight = np.ones(len(rays)) if std is None else 1.0 / std
+        there = ~np.isnan(rays[:, 0])
+        return _Line(rays[there] @ np.array([[cos, sin], [-sin, cos]]), weight[there])
 
 
-def _meet(
-    left: NDArray[np.float64], right: NDArray[np.float64]
-) -> tuple[float, float, float] | None:
+def _meet(lines: Sequence[_Line], near_horizon: float) -> tuple[float, float, float] | None:
     """Return pitch, yaw and the width in heights of two lines; None where they are no lane's.
 
     On a flat road, u below the vanishing point (x, y), a line at the offset m heights is seen at
     x + m u + c / u, where c is the road's curvature times half of the height. All five numbers
     follow from both lines at once.
     """
-    points = np.concatenate([left, right])
-    is_left = np.repeat([1.0, 0.0], [len(left), len(right)])
-    near = [line[: max(_FEWEST_POINTS, len(line) * 2 // 3)] for line in (left, right)]
+    if min(len(line.rays) for line in lines) < _FEWEST_POINTS:
+        return None
+    points = np.concatenate([line.rays for line in lines])
+    weights = np.concatenate([line.weight for line in lines])
+    is_left = np.repeat([1.0, 0.0], [len(line.rays) for line in lines])
+    near = [line.rays[: max(_FEWEST_POINTS, len(line.rays) * 2 // 3)] for line in lines]
     (b_left, a_left), (b_right, a_right) = (np.polyfit(line[:, 1], line[:, 0], 1) for line in near)
     if abs(b_right - b_left) < 1e-6:
         return None
@@ -181,16 +271,17 @@ def _meet(
     values = np.zeros(4)
     for _ in range(_STEPS):
         u = points[:, 1] - y
-        used = u > _NEAR_HORIZON
+        used = u > near_horizon
         if np.count_nonzero(used) < 2 * _FEWEST_POINTS:
             return None
-        of_left, u = is_left[used], u[used]
+        of_left, u, weight = is_left[used], u[used], weights[used]
         design = np.stack([np.ones(len(u)), of_left * u, (1 - of_left) * u, 1 / u], axis=1)
-        values = np.linalg.lstsq(design, points[used, 0], rcond=None)[0]
+        of_x = weight * points[used, 0]
+        values = np.linalg.lstsq(design * weight[:, None], of_x, rcond=None)[0]
         slope = of_left * values[1] + (1 - of_left) * values[2] - values[3] / u**2
-        more = np.column_stack([design, -slope])
+        more = np.column_stack([design, -slope]) * weight[:, None]
         residual = points[used, 0] - design @ values
-        step = float(np.linalg.lstsq(more, residual, rcond=None)[0][4])
+        step = float(np.linalg.lstsq(more, weight * residual, rcond=None)[0][4])
         y += max(-_LARGEST_STEP, min(_LARGEST_STEP, step))
     x, bend = float(values[0]), float(values[3])
     if (

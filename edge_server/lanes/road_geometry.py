@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from edge_server.lanes.paint import image_lines
 from edge_server.lanes.types import Ego, GroundLane, Polynomial
 
 if TYPE_CHECKING:
@@ -20,15 +21,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.lanes.camera_model import CameraModel, Rays
+    from edge_server.lanes.camera_model import CameraModel
+    from edge_server.lanes.paint import ImageLines
     from edge_server.lanes.types import Lane
 
-# Of a lane's image points, as a part of the picture's width: 1.5 px of 1280.
-POINT_STD = 1.2e-3
 # Paint and road are never better known than this.
 _FLOOR_STD_M = 0.02
-# A network's errors vary slowly along a line: so many neighbouring points err alike.
-_POINTS_ALIKE = 6.0
 _FEWEST_POINTS = 4
 _SHORTEST_M = 5.0
 # A shorter line does not show how its curvature changes.
@@ -49,6 +47,8 @@ _PLAUSIBLE_WIDTH_M = (2.0, 6.0)
 _LARGEST_OFFSET_STD_M = 0.9
 _LARGEST_HEADING_STD_RAD = math.radians(2.0)
 _LARGEST_CURVATURE_STD = 1 / 200
+# Bends of this radius are told from straight roads, or the bend is larger than its deviation.
+_STRAIGHT_STD = 1 / 350
 # The pitch shows where both boundaries are seen for so long, up to that distance.
 _SHORTEST_SHARED_M = 8.0
 _FARTHEST_SHARED_M = 35.0
@@ -82,32 +82,11 @@ class Road:
     pitch: PitchMeasurement | None
 
 
-class LaneRays(NamedTuple):
-    """The rays of several lanes' image points; they do not depend on the mounting.
-
-    Attributes:
-        present: (K, P) bool, which places of a table of K lanes they fill, row by row.
-        std_px: of a point across the picture.
-    """
-
-    rays: Rays
-    present: NDArray[np.bool_]
-    std_px: float
-
-
-def rays_of(lanes: Sequence[Lane], model: CameraModel) -> LaneRays:
-    """Return the rays of the points of `lanes`, which are of frames of the model's size."""
-    counts = np.array([len(lane.points) for lane in lanes])
-    present = np.arange(counts.max(initial=0)) < counts[:, None]
-    points = np.concatenate([lane.points for lane in lanes]) if lanes else np.empty((0, 2))
-    rays = model.lens.rays_of(points.astype(np.float64))
-    return LaneRays(rays, present, POINT_STD * model.lens.width)
-
-
 def road_of(
     lanes: Sequence[Lane],
     model: CameraModel,
     *,
+    lines: ImageLines | None = None,
     pitch_std_rad: float | None = None,
 ) -> Road:
     """Return the lanes on the road, which of them bound the ego lane, and the vehicle between them.
@@ -116,13 +95,16 @@ def road_of(
 
     Args:
         lanes: with image points, px of frames of the model's size.
+        lines: the lanes' points on their paint, see `on_paint`; as the network gives them by
+            default.
         pitch_std_rad: of the model's pitch at this moment; that of its mounting by default.
     """
     if not lanes:
         return Road((), Ego(), None)
     mounting = model.mounting
     std_rad = mounting.pitch_std_rad if pitch_std_rad is None else pitch_std_rad
-    fits = _fit(rays_of(lanes, model), model, std_rad)
+    lines = lines or image_lines(lanes, model)
+    fits = _fit(lines, model, std_rad)
     grounds = [_ground_lane(fits, row) for row in range(len(lanes))]
     indices = _indices(grounds)
     located = tuple(
@@ -155,24 +137,24 @@ class _Fits(NamedTuple):
     x_max: NDArray[np.float64]
 
 
-def _fit(rays: LaneRays, model: CameraModel, pitch_std_rad: float) -> _Fits:
+def _fit(lines: ImageLines, model: CameraModel, pitch_std_rad: float) -> _Fits:
     """Fit all lanes at once: weighted least squares with a wide prior of the curvature.
 
     The errors of pixels count for each point; those of pitch and yaw are common to all points of a
     frame, and go into the covariance as such.
     """
-    ground = model.ground_of_rays(rays.rays)
+    ground = model.ground_of_rays(lines.rays)
     yaw_std_rad = model.mounting.yaw_std_rad
-    table = np.zeros((7, *rays.present.shape))
+    table = np.zeros((7, *lines.present.shape))
     # Along a row of the picture: which row a point has is known.
-    sideways = ground.by_pixel[:, 1, 0] * rays.std_px
-    table[:, rays.present] = np.stack(
-        [*ground.points.T, sideways, *ground.by_pitch.T, *ground.by_yaw.T]
+    table[:, lines.present] = np.stack(
+        [*ground.points.T, ground.by_pixel[:, 1, 0], *ground.by_pitch.T, *ground.by_yaw.T]
     )
-    is_there = rays.present & ~np.isnan(table[0])
+    is_there = lines.present & ~np.isnan(table[0])
     table[:, ~is_there] = 0.0
     x, y, sideways, pitch_x, pitch_y, yaw_x, yaw_y = table
-    variance = sideways**2 + _FLOOR_STD_M**2
+    error = lines.error_px * sideways[..., None]
+    variance = (error * error).sum(axis=2) + _FLOOR_STD_M**2
     common = (pitch_y * pitch_std_rad) ** 2 + (yaw_y * yaw_std_rad) ** 2
     weight = is_there / (variance + common)
 
@@ -201,8 +183,8 @@ def _fit(rays: LaneRays, model: CameraModel, pitch_std_rad: float) -> _Fits:
     by_pitch, by_yaw = pitch_y - slope * pitch_x, yaw_y - slope * yaw_x
     # A line that does not have the form of a road is less certain than its points.
     misfit = np.maximum(1.0, (is_there * residual**2 / variance).sum(axis=1) / np.maximum(count, 1))
-    spread = variance * (_POINTS_ALIKE * misfit)[:, None]
-    noise = (gain * spread[:, None]) @ gain.transpose(0, 2, 1)
+    of_points = gain @ error * np.sqrt(misfit)[:, None, None]
+    noise = of_points @ of_points.transpose(0, 2, 1)
     noise += inverse @ (prior[:, :, None] * inverse)
     of_angles = gain @ np.stack([pitch_std_rad * by_pitch, yaw_std_rad * by_yaw], axis=2)
     covariance = noise + of_angles @ of_angles.transpose(0, 2, 1)
@@ -218,9 +200,9 @@ def _ground_lane(fits: _Fits, row: int) -> GroundLane | None:
     coefficients = fits.coefficients[row]
     if np.isnan(coefficients[0]):
         return None
-    polynomial = Polynomial(
-        coefficients, fits.covariance[row], float(fits.x_min[row]), float(fits.x_max[row])
-    )
+    covariance = fits.covariance[row]
+    ends = float(fits.x_min[row]), float(fits.x_max[row])
+    polynomial = Polynomial(coefficients, covariance, *ends, covariance - fits.noise[row])
     return GroundLane(fits.points[row, : fits.seen[row]], polynomial)
 
 
@@ -255,7 +237,7 @@ def ego_of(lanes: Sequence[Lane]) -> Ego:
     heading = -math.atan(slope) if slope_std <= _LARGEST_HEADING_STD_RAD else None
     bend, bend_std = _mean(seen, 2)
     curvature = None
-    if 2.0 * bend_std <= _LARGEST_CURVATURE_STD:
+    if 2.0 * bend_std <= min(_LARGEST_CURVATURE_STD, max(_STRAIGHT_STD, 2.0 * abs(bend))):
         curvature = 2.0 * bend / (1.0 + slope * slope) ** 1.5
     offset = std = width = None
     if left is not None and right is not None:

@@ -28,12 +28,15 @@ class Polynomial:
         coefficients: (4,) float64, c0 first.
         covariance: (4, 4) float64, of the coefficients.
         x_min_m, x_max_m: the range in which it holds.
+        common: (4, 4) float64, the part of the covariance that the frames of some seconds have in
+            common, as an error of the calibration; None where that is not known.
     """
 
     coefficients: NDArray[np.float64]
     covariance: NDArray[np.float64]
     x_min_m: float
     x_max_m: float
+    common: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, eq=False)

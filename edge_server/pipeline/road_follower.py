@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.lanes.departure import DepartureWatch
+from edge_server.lanes.paint import on_paint
 from edge_server.lanes.road_geometry import PitchDrift, PitchFilter, ego_of, road_of
-from edge_server.lanes.tracking import LaneTracker, Motion, with_markings
+from edge_server.lanes.tracking import LaneTracker, Motion
 from edge_server.lanes.types import Departure
 from edge_server.pipeline.event_log import Event, LastingEvents
 
@@ -166,12 +167,12 @@ class LaneLocator:
         pitch.predict(mono_ns)
         before_rad = pitch.rad
         pitched = model.pitched(before_rad)
-        road = road_of(lane_frame.lanes, pitched, pitch_std_rad=pitch.std_rad)
+        lines, lanes = on_paint(lane_frame.lanes, image, pitched)
+        road = road_of(lanes, pitched, lines=lines, pitch_std_rad=pitch.std_rad)
         if road.pitch is not None:
             pitch.correct(road.pitch)
             self._drift.add(before_rad + road.pitch.rad, road.ego.curvature_1pm, mono_ns)
-        lanes = with_markings(road.lanes, image, pitched)
-        lane_frame = replace(lane_frame, lanes=lanes, ego=road.ego)
+        lane_frame = replace(lane_frame, lanes=road.lanes, ego=road.ego)
         if self._drift.rad is not None:
             degrees = math.degrees(self._drift.rad)
             lane_frame = _degraded(

@@ -46,6 +46,7 @@ from edge_server.lanes.camera_model import CameraModel, Mounting
 from edge_server.lanes.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
 from edge_server.lanes.road_geometry import road_of
 from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.pixels import Image
 from edge_server.process.disk import atomic_write
 from edge_server.settings import Repository, Serving
 
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.frame import Frame
-    from edge_server.lanes.mounting_estimate import Spread
+    from edge_server.lanes.mounting_estimate import MountingEstimate, Spread
     from edge_server.lanes.types import Lane
 
 _FEW_VIEWS = 10
@@ -224,8 +225,11 @@ def write(path: Path, tables: CalibrationTables) -> Iterator[str]:
     yield f"written to {path}"
 
 
-# Nobody bolts a camera, or drives, more precisely.
-_LEAST_STD_RAD = math.radians(0.1)
+# Nothing is known more precisely of a camera that drives.
+_LEAST_STD_RAD = math.radians(0.02)
+# Dashes of one line that differ by more, near and far, or lanes than what is said of them.
+_DOUBTFUL, _CONTRADICTION = 0.04, 0.12
+_LANES_M = (2.4, 4.6)
 # Where the lens alone matters.
 _LEVEL = Mounting(1.0)
 # Closing the models.
@@ -260,10 +264,10 @@ def mounting(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def estimate(arguments: argparse.Namespace) -> Iterator[str]:
-    """Estimate pitch and yaw, and height or lane width, from lanes of a straight drive.
+    """Estimate pitch and yaw, and height or lane width, from the paint of a straight drive.
 
     Raises:
-        SettingsError: the drive shows too little straight road.
+        SettingsError: the drive shows too little straight road, or contradicts itself.
         SourceError: it cannot be read.
     """
     tables = read_tables(arguments.file)
@@ -278,17 +282,17 @@ def estimate(arguments: argparse.Namespace) -> Iterator[str]:
             if estimator is None:
                 lens = _scaled(CameraModel(calibrated, _LEVEL), image).lens
                 estimator = MountingEstimator(lens, math.radians(roll))
-            estimator.add(lanes)
+            estimator.add(lanes, Image.of_bgr(image))
             if estimator.seen >= arguments.frames:
                 break
     found = None if estimator is None else estimator.estimate()
     seen, straight = (0, 0) if estimator is None else (estimator.seen, estimator.straight)
     if found is None:
         raise SettingsError(
-            f"{straight} of {seen} frames show both lines of a straight lane, {FEWEST_FRAMES} are "
-            "the least; drive longer, straight, on a marked road"
+            f"{straight} of {seen} frames show the paint of both lines of a straight lane, "
+            f"{FEWEST_FRAMES} are the least; drive longer, straight, on a marked road"
         )
-    yield f"{straight} of {seen} frames show both lines of a straight lane"
+    yield f"{straight} of {seen} frames show the paint of both lines of a straight lane"
     yield _spread("pitch", found.pitch_rad)
     yield _spread("yaw", found.yaw_rad)
     if arguments.height is None:
@@ -305,6 +309,7 @@ def estimate(arguments: argparse.Namespace) -> Iterator[str]:
             f"lanes of {height_m * widths.median:.2f} m for a height of {height_m:g} m (8 of 10 "
             f"frames: {height_m * widths.low:.2f} to {height_m * widths.high:.2f})"
         )
+    yield from _judged(found, height_m, arguments.lane_width)
     given = _given(tables.mounting, arguments, height_m=height_m, roll_deg=roll).mounting()
     table = _table_of(mounting_of(found, height_m, given, least_std_rad=_LEAST_STD_RAD))
     yield from _in_words(table)
@@ -312,6 +317,45 @@ def estimate(arguments: argparse.Namespace) -> Iterator[str]:
         yield from write(arguments.file, CalibrationTables(tables.lens, table))
     else:
         yield "not written; --write puts it into the file"
+
+
+def _judged(found: MountingEstimate, height_m: float, lane_width_m: float) -> Iterator[str]:
+    """Yield the spacing of dashes, and what is doubtful.
+
+    Raises:
+        SettingsError: two of the numbers contradict each other.
+    """
+    near, far = found.near_dashes, found.far_dashes
+    if near is None:
+        yield "dashes: too few are seen to check the pitch by"
+    else:
+        text = f"dashes: every {height_m * near.median:.1f} m near"
+        off = 0.0
+        if far is not None:
+            text += f", {height_m * far.median:.1f} m far"
+            off = far.median / near.median - 1.0
+        yield text
+        if abs(off) > _DOUBTFUL:
+            fault = (
+                f"dashes of one line are {abs(off):.0%} {'farther' if off > 0 else 'nearer'} to "
+                "each other far away than near: the road is not flat, or the lens is not this one"
+            )
+            if abs(off) > _CONTRADICTION:
+                raise SettingsError(f"{fault}; drive on a level road, or calibrate the lens")
+            yield f"doubtful: {fault}"
+    width_m = height_m * found.width_heights.median
+    off = width_m / lane_width_m - 1.0
+    if not _LANES_M[0] <= width_m <= _LANES_M[1]:
+        raise SettingsError(
+            f"no lane is {width_m:.2f} m wide: measure the camera's height anew, and check the "
+            "focal length"
+        )
+    if abs(off) > _DOUBTFUL:
+        yield (
+            f"doubtful: {width_m:.2f} m is {'wide' if off > 0 else 'narrow'} for lanes of "
+            f"{lane_width_m:g} m (--lane-width): the height or the focal length is {abs(off):.0%} "
+            "off, or the lanes are others"
+        )
 
 
 def show(arguments: argparse.Namespace) -> Iterator[str]:

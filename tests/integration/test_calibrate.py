@@ -96,8 +96,12 @@ def test_a_straight_drive_becomes_a_mounting(
     assert calibrate(*words, "--lane-width", "3.63", "--write") == 0
     said = capsys.readouterr().out
     assert re.search(r"pitch [+-]0\.\d+ deg \+- 0\.\d+ \(8 of 10 frames", said)
+    dashes = re.search(r"dashes: every (\d+\.\d) m near, (\d+\.\d) m far", said)
+    assert dashes is not None
+    assert [float(each) for each in dashes.groups()] == pytest.approx([12.0, 12.0], rel=0.04)
+    assert "doubtful" not in said
     mounting = read_calibration("front.toml").model.mounting
-    assert mounting.pitch_rad == pytest.approx(0.0, abs=np.radians(0.4))
+    assert mounting.pitch_rad == pytest.approx(0.0, abs=np.radians(0.1))
     assert mounting.yaw_rad == pytest.approx(0.0, abs=np.radians(0.8))
     assert mounting.height_m == pytest.approx(scene.camera.height_m, rel=0.05)
     assert calibrate("show", "front.toml", words[2], "--lanes", "--output", "s.png") == 0
@@ -105,6 +109,25 @@ def test_a_straight_drive_becomes_a_mounting(
     assert width is not None
     assert float(width[1]) == pytest.approx(3.63, abs=0.2)
     assert cv2.imread("s.png").shape[0] == 720
+
+
+@pytest.mark.parametrize(
+    ("height", "code", "text"),
+    [
+        ("1.5", 0, "is wide for lanes of 3.6 m (--lane-width): the height or the focal length"),
+        ("2.6", 78, "m wide: measure the camera's height anew"),
+    ],
+)
+def test_a_height_that_makes_other_lanes_is_doubted_or_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], height: str, code: int, text: str
+) -> None:
+    a_lens_of_the_drawn_road(folder / "front.toml")
+    before = Path("front.toml").read_bytes()
+    words = ("estimate", "front.toml", "synthetic://road?seed=7&frames=40", "--write")
+    assert calibrate(*words, "--height", height) == code
+    said = capsys.readouterr()
+    assert text in said.out + said.err
+    assert (Path("front.toml").read_bytes() == before) is (code == 78)
 
 
 def test_too_little_road_is_no_estimate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

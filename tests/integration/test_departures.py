@@ -59,7 +59,7 @@ def test_five_commands_lead_from_a_drive_to_a_warning(
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"60 of 60 frames show both lines", done.stdout)
+    assert re.search(r"60 of 60 frames show the paint of both lines", done.stdout)
 
     text = configuration().replace("front.toml", str(tmp_path / "front.toml"))
     text = text.replace('"models"', f'"{MODELS}"')

@@ -10,6 +10,7 @@ Source: protobuf encoding, https://protobuf.dev/programming-guides/encoding/ .
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -224,6 +225,7 @@ def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
     raise IndexError(place)
 
 
+@lru_cache(_MOST_FIELDS)  # a model's outputs mostly have the sizes that they had before
 def _varint(value: int) -> bytes:
     encoded = []
     while value > 0x7F:

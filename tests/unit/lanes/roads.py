@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 from hypothesis import strategies as st
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.types import Lane
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,3 +148,52 @@ def noisy(lanes: Sequence[Lane], rng: np.random.Generator, std_px: float) -> lis
         points[:, 0] += std_px * slow
         changed.append(replace(lane, points=points))
     return changed
+
+
+def as_format(image: np.ndarray, pixel_format: PixelFormat) -> Image:
+    """Return the BGR image in another format, BT.601, limited range."""
+    if pixel_format is PixelFormat.BGR:
+        return Image.of_bgr(image)
+    i420 = cv2.cvtColor(image, cv2.COLOR_BGR2YUV_I420)
+    height, width = image.shape[:2]
+    if pixel_format is PixelFormat.I420:
+        return Image.of_packed(pixel_format, i420[..., None])
+    luma = i420[:height]
+    u, v = i420[height:].reshape(2, height // 2, width // 2)
+    if pixel_format is PixelFormat.NV12:
+        chroma = np.stack([u, v], -1).reshape(height // 2, width)
+        return Image.of_packed(pixel_format, np.concatenate([luma, chroma])[..., None])
+    if pixel_format is PixelFormat.YUY2:
+        packed = np.empty((height, width, 2), np.uint8)
+        packed[..., 0] = luma
+        packed[:, 0::2, 1] = np.repeat(u, 2, axis=0)
+        packed[:, 1::2, 1] = np.repeat(v, 2, axis=0)
+        return Image.of_packed(pixel_format, packed)
+    full = Colour(ColourMatrix.BT601, ColourRange.FULL)
+    return Image.of_packed(
+        PixelFormat.GREY, cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)[..., None], full
+    )
+
+
+def bent_lines(
+    seed: int, distance_m: float = 0.0, *, bare: bool = False
+) -> tuple[np.ndarray, CameraModel, list[Lane], list[np.ndarray]]:
+    """Return a picture, its camera, lines as of a network whose horizon is 6 px too high, and the
+    truth on their rows."""
+    scene = RoadScene.for_camera(seed)
+    scene = replace(scene, vehicles=(), lines=() if bare else scene.lines)
+    image, _ = render(scene, distance_m)
+    _, lines = render(RoadScene.for_camera(seed), distance_m)
+    focal, horizon = scene.camera.focal * 1280, scene.camera.horizon * 720
+    lens = Lens("pinhole", 1280, 720, focal, focal, 1280 / 2, horizon, (0.0,) * 5)
+    camera = CameraModel(lens, Mounting(scene.camera.height_m))
+    lanes, truth = [], []
+    for line in lines:
+        rows = np.linspace(720, 0, 72)
+        rows = rows[(rows < line[0, 1]) & (rows > max(line[-1, 1], horizon + 15))]
+        x = np.interp(rows, line[::-1, 1], line[::-1, 0])
+        outwards = np.sign(x[0] - 1280 / 2) * 6.0 * (720 - rows) / (720 - horizon)
+        inside = (x >= 0) & (x < 1280)
+        truth.append(x[inside])
+        lanes.append(Lane(np.stack([x + outwards, rows], 1)[inside].astype(np.float32), 0.9))
+    return image, camera, lanes, truth

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import pytest
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
-from edge_server.lanes.road_geometry import road_of
-from edge_server.lanes.tracking import (
+from edge_server.lanes.paint import (
     NO_EVIDENCE,
     MarkingEvidence,
     accumulated,
     color_of,
-    marking_evidence,
+    on_paint,
     type_of,
-    with_markings,
 )
+from edge_server.lanes.road_geometry import road_of
 from edge_server.lanes.types import Lane
-from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
+from edge_server.pixels import Image, PixelFormat
 from edge_server.tools.road.renderer import render
 from edge_server.tools.road.scene import RoadScene, look
+from tests.unit.lanes.roads import as_format
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WIDTH, HEIGHT = 1280, 720
+
+
+def with_markings(lanes: Sequence[Lane], image: Image, camera: CameraModel) -> tuple[Lane, ...]:
+    """Return the lanes with what this frame shows of their paint."""
+    return on_paint(lanes, image, camera)[1]
 
 
 def scene_and_lanes(
@@ -74,31 +83,6 @@ def test_the_paint_of_a_rendered_road_is_seen(seed: int) -> None:
     assert found["color", True] >= 6
 
 
-def as_format(image: np.ndarray, pixel_format: PixelFormat) -> Image:
-    """Return the BGR image in another format, BT.601, limited range."""
-    if pixel_format is PixelFormat.BGR:
-        return Image.of_bgr(image)
-    i420 = cv2.cvtColor(image, cv2.COLOR_BGR2YUV_I420)
-    height, width = image.shape[:2]
-    if pixel_format is PixelFormat.I420:
-        return Image.of_packed(pixel_format, i420[..., None])
-    luma = i420[:height]
-    u, v = i420[height:].reshape(2, height // 2, width // 2)
-    if pixel_format is PixelFormat.NV12:
-        chroma = np.stack([u, v], -1).reshape(height // 2, width)
-        return Image.of_packed(pixel_format, np.concatenate([luma, chroma])[..., None])
-    if pixel_format is PixelFormat.YUY2:
-        packed = np.empty((height, width, 2), np.uint8)
-        packed[..., 0] = luma
-        packed[:, 0::2, 1] = np.repeat(u, 2, axis=0)
-        packed[:, 1::2, 1] = np.repeat(v, 2, axis=0)
-        return Image.of_packed(pixel_format, packed)
-    full = Colour(ColourMatrix.BT601, ColourRange.FULL)
-    return Image.of_packed(
-        PixelFormat.GREY, cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)[..., None], full
-    )
-
-
 @pytest.mark.parametrize("pixel_format", list(PixelFormat))
 def test_every_pixel_format_shows_the_same_paint(pixel_format: PixelFormat) -> None:
     seeds = (seed for seed in range(40) if RoadScene.for_camera(seed).lines[0].colour[0] < 150)
@@ -126,16 +110,17 @@ def test_a_picture_that_its_decoder_made_smaller_shows_the_same_paint() -> None:
 def test_a_road_without_paint_shows_nothing() -> None:
     scene, _, camera, lanes = scene_and_lanes(3, 0.0)
     bare, _ = render(replace(scene, lines=()), 0.0)
-    evidence = marking_evidence(lanes, Image.of_bgr(bare), camera)
-    assert all(type_of(each.solid) == "unknown" for each in evidence)
-    grey = Image.grey(PixelFormat.NV12, WIDTH, HEIGHT)
-    assert marking_evidence(lanes, grey, camera) == [NO_EVIDENCE] * len(lanes)
+    for picture in (Image.of_bgr(bare), Image.grey(PixelFormat.NV12, WIDTH, HEIGHT)):
+        seen = with_markings(lanes, picture, camera)
+        assert {lane.type for lane in seen} == {"unknown"}
+        assert {lane.color for lane in seen} == {"unknown"}
 
 
-def test_lanes_without_ground_stay_as_they_are() -> None:
+def test_lanes_above_the_horizon_and_none_show_nothing() -> None:
     _, image, camera, lanes = scene_and_lanes(3, 0.0)
-    bare = tuple(replace(lane, ground=None) for lane in lanes)
-    assert with_markings(bare, Image.of_bgr(image), camera) == bare
+    above = [replace(lane, points=lane.points * (1.0, 0.3)) for lane in lanes]
+    seen = with_markings(above, Image.of_bgr(image), camera)
+    assert {(lane.solid_evidence, lane.yellow_evidence) for lane in seen} == {(0.0, 0.0)}
     assert with_markings((), Image.of_bgr(image), camera) == ()
 
 

@@ -12,7 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edge_server.lanes.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
-from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, lanes_of, noisy
+from edge_server.pixels import Image
+from edge_server.tools.road.scene import RoadScene
+from tests.unit.lanes.roads import CAMERA, FlatRoad, bent_lines, cameras, lanes_of, noisy
 
 if TYPE_CHECKING:
     from edge_server.lanes.camera_model import CameraModel
@@ -51,6 +53,33 @@ def test_a_drive_shows_pitch_yaw_and_height(camera: CameraModel, seed: int) -> N
     assert found.height_m(3.6) == pytest.approx(camera.mounting.height_m, rel=0.04)
     assert found.pitch_rad.low <= found.pitch_rad.median <= found.pitch_rad.high
     assert found.pitch_rad.std < math.radians(0.2)
+
+
+def test_paint_shows_the_horizon_where_lines_are_bent_and_dashes_prove_it() -> None:
+    pictures = [bent_lines(4, 7.0 * number) for number in range(FEWEST_FRAMES)]
+    lens = pictures[0][1].lens
+    painted, bent = MountingEstimator(lens), MountingEstimator(lens)
+    for image, _, lanes, _ in pictures:
+        painted.add(lanes, Image.of_bgr(image))
+        bent.add(lanes)
+    by_paint, by_lines = painted.estimate(), bent.estimate()
+    assert by_paint is not None
+    assert by_lines is not None
+    assert by_paint.pitch_rad.median == pytest.approx(0.0, abs=math.radians(0.06))
+    assert abs(by_lines.pitch_rad.median) > math.radians(0.2)
+    assert abs(by_paint.pitch_rad.median) < 3 * by_paint.pitch_rad.std
+    near, far = by_paint.near_dashes, by_paint.far_dashes
+    assert near is not None
+    assert far is not None
+    assert near.median * RoadScene.for_camera(4).camera.height_m == pytest.approx(12.0, rel=0.03)
+    assert far.median == pytest.approx(near.median, rel=0.03)
+
+
+def test_frames_without_paint_do_not_count() -> None:
+    image, camera, lanes, _ = bent_lines(4, bare=True)
+    estimator = MountingEstimator(camera.lens)
+    estimator.add(lanes, Image.of_bgr(image))
+    assert (estimator.seen, estimator.straight) == (1, 0)
 
 
 def test_a_few_frames_are_no_drive() -> None:

@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
-from edge_server.lanes.road_geometry import road_of
-from edge_server.lanes.types import Ego, Lane
+from edge_server.lanes.road_geometry import ego_of, road_of
+from edge_server.lanes.types import Ego, GroundLane, Lane, Polynomial
 from edge_server.tools.road.scene import RoadScene, look
 from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of, noisy
 
@@ -178,3 +178,19 @@ def test_a_minutes_drive_stays_within_the_figures() -> None:
             bends += 1
             assert ego.curvature_1pm == pytest.approx(curvature, rel=0.1)
     assert bends > 100
+
+
+@pytest.mark.parametrize(
+    ("bend", "std", "known"),
+    [(0.0, 2e-4, True), (0.0, 3e-3, False), (4e-3, 3e-3, True), (1e-2, 8e-3, False)],
+)
+def test_curvature_is_unknown_where_its_deviation_says_nothing_of_the_road(
+    bend: float, std: float, known: bool
+) -> None:
+    covariance = np.diag([1e-4, 1e-8, (std / 2) ** 2, 1e-12])
+    ground = GroundLane(
+        np.zeros((2, 2), np.float32),
+        Polynomial(np.array([1.8, 0.0, bend / 2, 0.0]), covariance, 3.0, 40.0),
+    )
+    lane = Lane(np.zeros((2, 2), np.float32), 0.9, index=-1, ground=ground)
+    assert (ego_of([lane]).curvature_1pm is not None) is known

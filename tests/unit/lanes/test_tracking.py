@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.lanes.tracking import LaneTracker, Motion
+from edge_server.lanes.tracking import LaneFilter, LaneTracker, Motion
 from edge_server.lanes.types import GroundLane, Lane, Polynomial
 
 if TYPE_CHECKING:
@@ -275,3 +276,16 @@ def test_the_paint_of_a_track_is_what_its_frames_show_together() -> None:
     gone = tracker.update([], round(12 * FRAME_S * 1e9), MOTION, to_image)
     assert all(lane.predicted for lane in gone)
     assert {lane.type for lane in gone} == {"solid", "dashed"}
+
+
+def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> None:
+    common = np.diag([0.0, math.radians(0.2) ** 2, 0.0, 0.0])
+    noise = np.diag([1e-4, 1e-6, 1e-10, 1e-14])
+    detection = Polynomial(np.array([1.8, 0.0, 0.0, 0.0]), common + noise, 4.0, 50.0, common)
+    filter_ = LaneFilter(detection)
+    for _ in range(100):
+        filter_.predict(0.04, Motion(25.0, 0.0))
+        filter_.correct(detection)
+    covariance = filter_.polynomial.covariance
+    assert math.sqrt(covariance[1, 1]) > math.radians(0.2)
+    assert math.sqrt(covariance[1, 1]) < math.radians(0.4)
