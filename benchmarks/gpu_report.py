@@ -26,13 +26,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.device import Devices, version_text
+from edge_server.gpu.device import Device, Devices, version_text
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = {
     "kernels": "benchmarks/preprocess.py",
     "frame to lanes": "benchmarks/gpu_chain.py",
     "tensorrt": "benchmarks/gpu_tensorrt.py",
+    "sanitizer": "benchmarks/gpu_sanitizer.py",
+    "endurance": "benchmarks/gpu_endurance.py",
 }
 TESTS = "hardware tests"
 NOT_POSSIBLE = 69
@@ -118,6 +120,7 @@ def this_machine() -> dict[str, Any]:
             "driver": driver_version(),
             "cuda_of_driver": version_text(device.driver_version),
             "binding": f"pycuda {pycuda_origin()}",
+            "level": level(device),
         }
     finally:
         devices.close()
@@ -219,6 +222,13 @@ def pycuda_origin() -> str:
     if "SIMULATION" in (pycuda.__doc__ or ""):
         return "stand-in, tests/simulated_gpu over ctypes"
     return str(pycuda.VERSION_TEXT)
+
+
+def level(device: Device) -> str:
+    """How far this report shows a claim: docs/board.md."""
+    if "Simulated" in device.name:
+        return "S: a simulation of ours"
+    return "O: a Jetson" if device.integrated else "G: an NVIDIA GPU in a PC"
 
 
 def driver_version() -> str:

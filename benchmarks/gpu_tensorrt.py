@@ -89,8 +89,7 @@ def main() -> int:
 
 
 def report(devices: Devices, quick: bool) -> Iterator[dict[str, Any]]:
-    devices.gpu()
-    name, version = find_tensorrt()
+    name, version = find_tensorrt(devices.gpu().compute_capability)
     print(name, flush=True)
     tried = Tried(devices, version, quick=quick)
     with tempfile.TemporaryDirectory(prefix="edge-server-") as folder:
@@ -99,11 +98,11 @@ def report(devices: Devices, quick: bool) -> Iterator[dict[str, Any]]:
     print("\n".join(tried.notes))
 
 
-def find_tensorrt() -> tuple[str, tuple[int, int]]:
+def find_tensorrt(capability: tuple[int, int]) -> tuple[str, tuple[int, int]]:
     """What is called TensorRT from now on, here and in processes that are started.
 
     Raises:
-        Unavailable: there is none, under either name.
+        Unavailable: there is none, under either name, or none for a GPU of that capability.
     """
     edition = "TensorRT"
     if importlib.util.find_spec("tensorrt") is None:
@@ -125,6 +124,10 @@ def find_tensorrt() -> tuple[str, tuple[int, int]]:
     text = f"{edition}, with the interface of {trt.__version__}"
     if edition.startswith("TensorRT-RTX"):
         rtx: Any = importlib.import_module("tensorrt_rtx_bindings")
+        chip = "SM{}{}".format(*capability)
+        if chip not in rtx.ComputeCapability.__members__:
+            here = ", ".join(name for name in rtx.ComputeCapability.__members__ if name[:2] == "SM")
+            raise Unavailable(f"TensorRT-RTX {rtx.__version__} has no {chip}: it has {here}")
         text = f"TensorRT-RTX {rtx.__version__}{text.removeprefix('TensorRT-RTX')}"
     return text, version_of(trt.__version__)
 

@@ -141,6 +141,31 @@ def test_a_kernel_that_writes_where_nothing_is_loses_the_device(device: Device) 
     assert known == "and known"
 
 
+def test_a_graph_is_recorded_beside_a_thread_that_allocates_and_frees(device: Device) -> None:
+    ended = threading.Event()
+
+    def allocate() -> None:
+        while not ended.is_set():
+            DeviceMemory(device, MIB)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    try:
+        stream, memory = Stream(device), DeviceMemory(device, MIB)
+        back = np.empty(MIB, np.uint8)
+        stream.fill(memory, 0)
+        for byte in range(50):
+            graph = record_graph(stream, lambda byte=byte: stream.fill(memory, byte))
+            graph.launch(stream)
+            stream.to_host(back, memory)
+            stream.synchronize()
+            assert (back == byte).all()
+            graph.close()
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_a_graph_does_again_what_was_recorded(device: Device) -> None:
     stream = Stream(device)
     memory = DeviceMemory(device, MIB)

@@ -39,6 +39,11 @@ def run(device: Device, tmp_path: Path) -> Run:
     if importlib.util.find_spec("tensorrt") is None:
         if importlib.util.find_spec("tensorrt_rtx_bindings") is None:
             pytest.skip("neither TensorRT nor TensorRT-RTX is here")
+        import tensorrt_rtx_bindings as rtx
+
+        chip = "SM{}{}".format(*device.compute_capability)
+        if chip not in rtx.ComputeCapability.__members__:
+            pytest.skip(f"TensorRT-RTX {rtx.__version__} has no {chip}")
         paths.insert(0, str(ROOT / "tests" / "rtx_as_tensorrt"))
     if importlib.util.find_spec("onnxruntime") is None:
         pytest.skip("onnxruntime is not here: nothing says what is right")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -248,13 +249,24 @@ def test_a_tensorrt_that_refuses_is_quoted(simulated_libcuda: SimulatedGpu, tmp_
     assert {goal["met"] for goal in section["goals"]} == {False}
 
 
-def test_without_any_tensorrt_the_section_says_so(
-    simulated_libcuda: SimulatedGpu, tmp_path: Path
+@pytest.mark.parametrize(
+    ("hidden", "said"),
+    [
+        (
+            ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"),
+            "neither TensorRT nor TensorRT-RTX can be imported",
+        ),
+        # NVIDIA's edition for desktops, which knows no Hopper.
+        ((), r"TensorRT-RTX [\d.]+ has no SM90: it has SM75, SM80, "),
+    ],
+)
+def test_a_gpu_without_any_tensorrt_for_it_is_told(
+    simulated_libcuda: SimulatedGpu, tmp_path: Path, hidden: tuple[str, ...], said: str
 ) -> None:
+    if not hidden:
+        pytest.importorskip("tensorrt_rtx_bindings")
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "for name in ('tensorrt', 'tensorrt_rtx', 'tensorrt_rtx_bindings'):\n"
-        "    sys.modules[name] = None\n"
+        f"import sys\nfor name in {hidden}:\n    sys.modules[name] = None\n"
     )
     # The script itself stands in for pycuda, and for nothing that is not there.
     environment = {
@@ -263,4 +275,54 @@ def test_without_any_tensorrt_the_section_says_so(
     }
     section = tensorrt_section(environment, tmp_path, code=1)
     assert section["outcome"] == "not possible here"
-    assert "neither TensorRT nor TensorRT-RTX can be imported" in section["text"]
+    assert re.search(said, section["text"])
+
+
+SANITIZER = """#!/bin/sh
+# Runs nothing; says what compute-sanitizer says at its end.
+echo "========= $2: $FOUND"
+"""
+
+
+@pytest.mark.parametrize(
+    ("found", "met"),
+    [("ERROR SUMMARY: 0 errors", True), ("ERROR SUMMARY: 3 errors", False), ("", False)],
+)
+def test_what_the_sanitizer_finds_is_a_goal_that_is_missed(
+    simulated_libcuda: SimulatedGpu, tmp_path: Path, found: str, met: bool
+) -> None:
+    (tmp_path / "compute-sanitizer").write_text(SANITIZER)
+    (tmp_path / "compute-sanitizer").chmod(0o755)
+    environment = simulated_libcuda.environment("compute=90,integrated=0")
+    environment |= {"PATH": f"{tmp_path}:{environment['PATH']}", "FOUND": found}
+    done = gpu_check(environment, *SKETCH, "--output", str(tmp_path), "--only", "sanitizer")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.json")
+    report = json.loads(path.read_text())
+    assert report["machine"]["level"] == "S: a simulation of ours"
+    assert [goal["met"] for goal in report["goals"]] == [met]
+
+
+def test_what_four_cameras_add_to_device_memory_is_a_goal(
+    simulated_libcuda: SimulatedGpu, kernels_on_cpu: Path, tmp_path: Path
+) -> None:
+    environment = {
+        **simulated_libcuda.environment("compute=90,integrated=0"),
+        "EDGE_SIMULATED_KERNELS": str(kernels_on_cpu),
+    }
+    done = gpu_check(environment, *SKETCH, "--output", str(tmp_path), "--only", "endurance")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.json")
+    section = json.loads(path.read_text())["sections"]["endurance"]
+    *gaps, cameras = section["rows"]
+    assert [row["freed"] for row in gaps] == ["device memory and graphs", "the shipped models"]
+    assert cameras["frames"] > 0
+    # How many buffers four cameras need at once is the machine's own here, and so are the gaps.
+    assert section["goals"][-1]["met"] == (cameras["growth_bytes"] <= 2 << 20)
+
+
+def test_the_page_of_claims_names_sections_that_there_are() -> None:
+    text = (ROOT / "docs/board.md").read_text()
+    named = re.findall(r"--only (?:'([^']+)'|(\w+))", text)
+    report = load_report()
+    assert {quoted or word for quoted, word in named} == {report.TESTS, *report.SECTIONS}

@@ -551,6 +551,10 @@ Result cuEventElapsedTime_v2(float *ms, Event *from, Event *to) {
     *ms = 0.5f;
     return 0;
 }
+// As headers before CUDA 13 name it.
+Result cuEventElapsedTime(float *ms, Event *from, Event *to) {
+    return cuEventElapsedTime_v2(ms, from, to);
+}
 
 Result cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options,
                           void **values) {
@@ -690,7 +694,8 @@ Result cuGraphExecDestroy(Graph *executable) { ENTER(0); return destroy(executab
 // ---- what pycuda links to and nobody here calls ----
 #define ABSENT(name) Result name(void) { return NOT_SUPPORTED; }
 ABSENT(cuArray3DCreate_v2) ABSENT(cuArray3DGetDescriptor_v2) ABSENT(cuArrayCreate_v2)
-ABSENT(cuArrayDestroy) ABSENT(cuArrayGetDescriptor_v2) ABSENT(cuCtxAttach) ABSENT(cuCtxCreate_v4)
+ABSENT(cuArrayDestroy) ABSENT(cuArrayGetDescriptor_v2) ABSENT(cuCtxAttach) ABSENT(cuCtxCreate_v2)
+ABSENT(cuCtxCreate_v4)
 ABSENT(cuCtxDetach) ABSENT(cuCtxDisablePeerAccess) ABSENT(cuCtxEnablePeerAccess)
 ABSENT(cuCtxGetApiVersion) ABSENT(cuCtxGetCacheConfig) ABSENT(cuCtxGetLimit) ABSENT(cuCtxGetSharedMemConfig)
 ABSENT(cuCtxSetCacheConfig) ABSENT(cuCtxSetLimit) ABSENT(cuCtxSetSharedMemConfig)
