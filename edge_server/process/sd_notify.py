@@ -1,4 +1,7 @@
-"""sd_notify(3): what systemd learns of this process, and how often it wants to."""
+"""sd_notify(3): what systemd learns of this process, and how often it wants to.
+
+Not by libsystemd, whose call waits without limit for a manager that does not read.
+"""
 
 from __future__ import annotations
 
