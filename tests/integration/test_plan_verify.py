@@ -57,7 +57,7 @@ def plan(edge: Edge, tmp_path: Path) -> Path:
 
 
 def test_a_plan_of_the_shipped_network_agrees(edge: Edge, plan: Path) -> None:
-    # Its configuration is that of the ONNX file, on the CPU.
+    # The plan is that of its preferred configuration, in FP16.
     done = edge("verify")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
