@@ -23,7 +23,7 @@ from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.mqtt import payloads
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
+from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, LanePipeline
 from edge_server.pixels import Image
 from edge_server.process.logs import SAME_LINES, LineLimits
 from edge_server.requests import InferRequest
@@ -63,8 +63,12 @@ class OneCamera:
         return self._frames.pop(0) if self._frames else None
 
 
+# On a busy machine the frames of a test are old when their turn comes.
+OF_ANY_AGE_MS = 60_000
+
+
 def pipeline(
-    model: GivenLanes, *frames: Frame, rows: int = 72, max_age_ms: int = MAX_AGE_MS
+    model: GivenLanes, *frames: Frame, rows: int = 72, max_age_ms: int = OF_ANY_AGE_MS
 ) -> tuple[LanePipeline, list[LaneFrame]]:
     delivered: list[LaneFrame] = []
     listeners = [lambda lane_frame, _frame: delivered.append(lane_frame)]
