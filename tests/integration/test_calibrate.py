@@ -144,15 +144,23 @@ def test_the_lanes_of_a_real_motorway_have_the_width_of_one(
     words = ("--board", "chessboard:9x6:0.025", "--output", "front.toml")
     assert calibrate("intrinsics", *views, *words) == 0
     assert "of 15 views" in capsys.readouterr().out
-    clip = str(DATA / "clips/highway_1280x720.mp4")
+    # Of another camera: a clip of its own has the paint of both lines in 19 frames, one too few.
+    clip = str(DATA / "clips/highway_960x540.mp4")
+    assert calibrate("lens", "front.toml", "--fov", "57", "--size", "960x540") == 0
     calibrate("mounting", "front.toml", "--height", "1.2")
     before = (folder / "front.toml").read_text()
-    assert calibrate("estimate", "front.toml", clip, "--height", "1.31", "--frames", "25") == 0
+    assert calibrate("estimate", "front.toml", clip, "--height", "1.31", "--frames", "60") == 0
     said = capsys.readouterr().out
-    assert re.search(r"lanes of 3\.[67]\d m for a height of 1\.31 m", said)
+    assert re.search(r"lanes of 3\.[78]\d m for a height of 1\.31 m", said)
+    assert re.search(r"dashes: every 1[12]\.\d m near, 1[12]\.\d m far", said)
     assert "not written" in said
     assert (folder / "front.toml").read_text() == before
-    assert calibrate("estimate", "front.toml", clip, "--lane-width", "3.7", "--write") == 0
+    assert (
+        calibrate(
+            "estimate", "front.toml", clip, "--lane-width", "3.7", "--frames", "60", "--write"
+        )
+        == 0
+    )
     assert calibrate("show", "front.toml", clip, "--lanes", "--output", "s.png") == 0
     width = re.search(r"lane width (\d\.\d+) m", capsys.readouterr().out)
     assert width is not None

@@ -41,7 +41,7 @@ def test_a_broker_that_is_away_is_a_warning(repository: Path, write_model: Write
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     model, broker = check_with(repository, mqtt={"host": "127.0.0.1", "port": port})
-    assert model == "model echo version 1: READY"
+    assert model == "model echo version 1: READY, config.pbtxt on CPU"
     assert broker.startswith(f"warning: mqtt 127.0.0.1:{port}: Connection refused; ")
 
 

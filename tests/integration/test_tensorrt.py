@@ -25,6 +25,7 @@ from support.daemon_process import Process
 from support.mosquitto import Mosquitto, Subscriber
 from support.polling_server import POLL
 from support.simulated_gpu import SIMULATED_GPU
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def test_tensorrt_is_loaded_before_the_daemon_is_ready_also_without_a_plan(
 ) -> None:
     (tmp_path / "empty").mkdir()
     process = start(f"--model-repository={tmp_path / 'empty'}", "--model-control-mode=explicit")
+    wait_until(lambda: ": ready, " in process.log.read_text())
     lines = process.log.read_text().splitlines()
     loaded, ready = (
         next(i for i, line in enumerate(lines) if words in line)
