@@ -563,7 +563,7 @@ def test_memory_is_given_back_after_large_requests(target: Target) -> None:
     with target.round():
         large_requests(target)
     wait_until(
-        lambda: target.resident_bytes() - target.rest_bytes <= 300 * MIB,
+        lambda: target.resident_bytes() - target.rest_bytes <= 200 * MIB,
         TIMEOUT_S,
         otherwise=target.resident_bytes,
         every_s=0.1,

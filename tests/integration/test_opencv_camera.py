@@ -78,10 +78,7 @@ def test_a_camera_is_seen_as_it_is_now(live_cameras: LiveCameras, codec: str) ->
     camera = live_cameras.rtsp(stamp=True, codec=codec)
     [frames] = opened_again(lambda: first_frames(30, camera.uri()))
     assert [frame.id for frame in frames] == list(range(30))
-    # On a busy machine a camera's clock may jump, and its next frame has the time of its arrival.
-    clocks = [frame.clock for frame in frames]
-    assert set(clocks) <= {"rtp", "arrival"}
-    assert clocks.count("rtp") > 20
+    assert {frame.clock for frame in frames} == {"rtp"}
     assert frames[0].image.pixel_format is PixelFormat.BGR
     assert frames[0].image.planes[0].shape == (360, 640, 3)
     captured = [frame.capture_mono_ns for frame in frames]

@@ -23,7 +23,7 @@ from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.mqtt import payloads
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, LanePipeline
+from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
 from edge_server.pixels import Image
 from edge_server.process.logs import SAME_LINES, LineLimits
 from edge_server.requests import InferRequest
@@ -63,12 +63,12 @@ class OneCamera:
         return self._frames.pop(0) if self._frames else None
 
 
-# On a busy machine the frames of a test are old when their turn comes.
+# On a busy machine the last of many frames is old when its turn comes.
 OF_ANY_AGE_MS = 60_000
 
 
 def pipeline(
-    model: GivenLanes, *frames: Frame, rows: int = 72, max_age_ms: int = OF_ANY_AGE_MS
+    model: GivenLanes, *frames: Frame, rows: int = 72, max_age_ms: int = MAX_AGE_MS
 ) -> tuple[LanePipeline, list[LaneFrame]]:
     delivered: list[LaneFrame] = []
     listeners = [lambda lane_frame, _frame: delivered.append(lane_frame)]
@@ -150,7 +150,7 @@ def test_a_model_that_fails_every_other_frame_logs_lines_that_fold(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = GivenLanes()
-    loop, _ = pipeline(model, *(frame(n) for n in range(40)))
+    loop, _ = pipeline(model, *(frame(n) for n in range(40)), max_age_ms=OF_ANY_AGE_MS)
     limits = LineLimits(logging.NullHandler(), lambda: 0.0)
     with caplog.at_level(logging.INFO, "edge_server.pipeline.lane_pipeline"):
         for n in range(40):
