@@ -179,7 +179,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, eq=False)
-class Configuration:
+class ServedConfiguration:
     """Which of a model's configurations serves.
 
     Attributes:
@@ -221,7 +221,7 @@ class ModelEntry:
     reason: str = ""
     loaded: LoadedModel | None = None
     may_pass: bool = False
-    configuration: Configuration | None = None
+    configuration: ServedConfiguration | None = None
 
 
 class Snapshot:

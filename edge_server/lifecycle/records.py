@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_server.errors import may_pass
-from edge_server.inference.registry import UNLOADED, Configuration, ModelEntry, ModelState
+from edge_server.inference.registry import UNLOADED, ServedConfiguration, ModelEntry, ModelState
 from edge_server.lifecycle.deployment import (
     Leaving,
     Loading,
@@ -138,7 +138,7 @@ class ModelRecord:
         configuration = None
         if not spec.is_ensemble:
             file, devices = spec.files.config_name, devices_of(spec.config)
-            configuration = Configuration(file, devices, spec.why, self.shortfall)
+            configuration = ServedConfiguration(file, devices, spec.why, self.shortfall)
         return [
             ModelEntry(
                 *(self.name, model.version, ModelState.READY),

@@ -11,7 +11,7 @@ import pytest
 from edge_server.api.http.sources import LaneLatency
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import LaneRate, StatusLine
-from edge_server.inference.registry import UNLOADED, Configuration, ModelEntry, ModelState
+from edge_server.inference.registry import UNLOADED, ServedConfiguration, ModelEntry, ModelState
 from edge_server.lanes.types import LaneFrame
 
 READY = [ModelEntry("a", 1, ModelState.READY), ModelEntry("b", 1, ModelState.READY)]
@@ -54,7 +54,7 @@ def test_cameras_with_a_fault_are_named(pipelines: Any, now: float, expected: st
 
 
 def test_models_that_serve_degraded_are_named() -> None:
-    degraded = Configuration("config.pbtxt", "CPU", degraded="plan building: 45 %")
+    degraded = ServedConfiguration("config.pbtxt", "CPU", degraded="plan building: 45 %")
     entries = [READY[0], replace(READY[1], configuration=degraded)]
     assert "serving 2 models (b degraded), no camera" in line(entries=entries).text(0.0)
 

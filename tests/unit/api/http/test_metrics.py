@@ -24,7 +24,7 @@ from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import (
     UNLOADED,
-    Configuration,
+    ServedConfiguration,
     LoadedModel,
     ModelEntry,
     ModelRegistry,
@@ -307,7 +307,7 @@ def test_every_metric_of_the_reference_is_exported_with_its_labels(tmp_path: Pat
     broker = Broker()
     broker.latency = histograms.distributions()
     parts = sources(
-        [replace(ready("m", statistics), configuration=Configuration("config.pbtxt", "CPU"))],
+        [replace(ready("m", statistics), configuration=ServedConfiguration("config.pbtxt", "CPU"))],
         broker=broker,
         requests=requests,
         events=lambda: {("model", "rolled_back"): 1},
