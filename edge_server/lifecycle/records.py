@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_server.errors import may_pass
-from edge_server.inference.registry import UNLOADED, ServedConfiguration, ModelEntry, ModelState
+from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState, ServedConfiguration
 from edge_server.lifecycle.deployment import (
     Leaving,
     Loading,

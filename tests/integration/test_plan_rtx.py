@@ -162,10 +162,15 @@ def test_what_the_real_parser_says_is_told(tmp_path: Path) -> None:
 
 def test_the_verbs_build_and_inspect_and_say_what_verify_lacks(tmp_path: Path) -> None:
     models = tmp_path / "models"
-    # Without its FP16 configuration: TensorRT-RTX, as TensorRT 11, takes types from the ONNX file.
-    without = shutil.ignore_patterns("configs", "config.pbtxt")
-    shutil.copytree(MODEL, models / MODEL.name, ignore=without)
+    shutil.copytree(MODEL, models / MODEL.name)
     here = [MODEL.name, "--model-repository", str(models)]
+    # TensorRT-RTX, as TensorRT 11, has the types of the ONNX file alone.
+    refused = _run("build", *here)
+    assert refused.returncode == 78
+    assert "leave the precision out (--fp16; plan_precision of a configuration)" in refused.stderr
+    settings = tmp_path / "config.toml"
+    settings.write_text('[repository]\nconfig_name = "tensorrt_fp32"\n')
+    here += ["--config", str(settings)]
     done = _run("build", *here)
     assert done.returncode == 0, done.stderr
     assert "the same with: trtexec --onnx=" in done.stdout

@@ -147,6 +147,22 @@ def test_where_there_is_no_nvdla_core_the_gpu_serves_degraded_with_the_reason(
     assert "not with JetPack 7.2 (10.16)" in reason
 
 
+def test_where_tensorrt_has_no_fp16_flag_the_plan_has_the_types_of_the_onnx_file(
+    on_gpu: Callable[..., None],
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    on_gpu("version=11.4.0.106")
+    process = start(MODELS)
+    connected = client(process)
+    wait_until(
+        lambda: network(connected)[0] == "tensorrt_plan", BUILT_S, otherwise=process.log.read_text
+    )
+    _, reason = network(connected)
+    assert reason.startswith("degraded: configs/tensorrt.pbtxt: ")
+    assert "TensorRT 11.4 takes no --fp16: give an ONNX file that is FP16-typed" in reason
+
+
 def test_a_plan_that_fails_its_checks_leaves_the_onnx_file_in_service(
     on_gpu: Callable[..., None],
     start: Callable[..., Process],

@@ -308,7 +308,8 @@ Sample = Mapping[str, "NDArray[Any]"]
 
 _TYPED_HINT = (
     "give an ONNX file that is FP16-typed, or quantised with Q/DQ nodes (NVIDIA ModelOpt: AutoCast "
-    "and ONNX quantisation), and leave the precision out"
+    "and ONNX quantisation), and leave the precision out (--fp16; plan_precision of a "
+    "configuration)"
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from edge_server.api.http.sources import LaneLatency
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import LaneRate, StatusLine
-from edge_server.inference.registry import UNLOADED, ServedConfiguration, ModelEntry, ModelState
+from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState, ServedConfiguration
 from edge_server.lanes.types import LaneFrame
 
 READY = [ModelEntry("a", 1, ModelState.READY), ModelEntry("b", 1, ModelState.READY)]

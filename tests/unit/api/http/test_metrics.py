@@ -24,11 +24,11 @@ from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import (
     UNLOADED,
-    ServedConfiguration,
     LoadedModel,
     ModelEntry,
     ModelRegistry,
     ModelState,
+    ServedConfiguration,
 )
 from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.lanes.types import Lane, LaneFrame
