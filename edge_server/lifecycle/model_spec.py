@@ -171,16 +171,17 @@ class ModelSpec:
         seen = fingerprint(files.directory) if files.fingerprint is None else files.fingerprint
         *preferred, (last, message) = configurations(files, completion.config_name)
         spec = _completed(last, message, completion, seen)
-        lacks: list[str] = []
+        lacks: dict[str, list[str]] = {}
         for chosen, message in reversed(preferred):
             complete(message, chosen, completion)
             lacking = missing_device(message, completion, missing_library(message.backend))
             if lacking:
-                lacks.insert(0, f"{chosen.config_name}: {lacking}")
+                lacks.setdefault(lacking, []).insert(0, chosen.config_name)
             else:
                 better = _completed(chosen, message, completion, seen)
-                spec, lacks = replace(better, fallback=spec), []
-        return replace(spec, why="; ".join(lacks), is_degraded=bool(lacks) and completion.jetson)
+                spec, lacks = replace(better, fallback=spec), {}
+        why = "; ".join(f"{', '.join(names)}: {text}" for text, names in reversed(lacks.items()))
+        return replace(spec, why=why, is_degraded=bool(lacks) and completion.jetson)
 
     @property
     def name(self) -> str:

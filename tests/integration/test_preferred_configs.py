@@ -206,8 +206,8 @@ def test_without_a_gpu_the_onnx_file_serves_and_check_says_why() -> None:
     assert done.returncode == 0, done.stderr
     (line,) = (each for each in done.stdout.splitlines() if "laneDetect_model" in each)
     assert line.startswith(
-        "model laneDetect_model version 1: READY, config.pbtxt on CPU: configs/tensorrt.pbtxt: "
-        "there is no GPU: no CUDA driver"
+        "model laneDetect_model version 1: READY, config.pbtxt on CPU: configs/tensorrt.pbtxt, "
+        "configs/tensorrt_fp32.pbtxt: there is no GPU: no CUDA driver"
     )
     assert refresh(MODELS, LD_LIBRARY_PATH="/nowhere").startswith(
         "plans: none is needed: no CUDA driver"
