@@ -1,4 +1,4 @@
-"""The daemon that runs on this machine: which flags name it, and how verbs reach it.
+"""The daemon that runs on this machine: its settings, and how verbs reach it.
 
 Nothing heavy is imported here: every start of the command line imports this module.
 """
@@ -24,28 +24,6 @@ REMEDY = (
     "is the daemon running? `systemctl status edge-server` says why it is not; --config FILE names "
     "the settings of another one, --grpc and --metrics its addresses"
 )
-
-
-def add_config_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help=f"the daemon's settings; default: {INSTALLED}, where it is there",
-    )
-
-
-def add_address_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of verbs that call the daemon."""
-    add_config_flag(parser)
-    parser.add_argument(
-        "--grpc",
-        metavar="ADDRESS",
-        help="HOST:PORT, or the path of a Unix socket; default: that of the settings",
-    )
-    parser.add_argument(
-        "--metrics", metavar="HOST:PORT", help="likewise of its metrics; default: 127.0.0.1:8002"
-    )
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:

@@ -116,7 +116,6 @@ def weights_to_onnx(
     the class's (`module.` of DataParallel), is taken off.
 
     Args:
-        progress: called with each step.
         module: where the class is.
         module_args: of the class: values with commas, a JSON array, or a JSON object by name.
         arguments: see `Export`.
