@@ -24,7 +24,7 @@ from edge_server.api.grpc.client import DaemonClient, infer_request
 from edge_server.board.installation import shipped_models
 from edge_server.cameras.recordings import read_picture
 from edge_server.cli.infer import config_of, from_picture, made_up, picture_input
-from edge_server.cli.running_daemon import INSTALLED, connected, settings_of
+from edge_server.cli.run import INSTALLED, connected, settings_of
 from edge_server.cli.tables import number, table
 from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
 from edge_server.settings import Grpc

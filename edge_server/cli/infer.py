@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_server.cameras.lane_video import draw_lanes
 from edge_server.cameras.recordings import read_picture, write_picture
-from edge_server.cli.running_daemon import connected, settings_of
+from edge_server.cli.run import connected, settings_of
 from edge_server.errors import InvalidRequest, ModelConfigError, NotFound, SourceError
 from edge_server.lanes.types import lanes_from_rows
 from edge_server.model_config.config import ModelConfig

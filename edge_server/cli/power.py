@@ -1,4 +1,4 @@
-"""`edge-server power apply`: the power mode and clocks of the settings, by nvpmodel and jetson_clocks."""
+"""`edge-server power apply`: a Jetson's power mode and clocks, by nvpmodel and jetson_clocks."""
 
 from __future__ import annotations
 

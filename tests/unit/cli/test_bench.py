@@ -10,7 +10,6 @@ from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.client import DaemonClient
-from edge_server.cli.arguments import numbers
 from edge_server.cli.bench import (
     Latency,
     Measurement,
@@ -21,6 +20,7 @@ from edge_server.cli.bench import (
     stages_between,
 )
 from edge_server.cli.main import run_command
+from edge_server.cli.verbs import numbers
 from edge_server.errors import Unavailable
 from edge_server.model_config.config import ModelConfig
 
