@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.inference.otlp import SpanSender
+    from edge_server.lifecycle.loader import ModelSource
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.settings import Repository, Settings
@@ -142,15 +143,10 @@ def chosen_control(
         take_down=settings.incompatible_member == "take_down",
         interface=InterfaceRule(camera_models, check_replacement),
     )
+    source = Repositories(_paths(settings), PrivateCopies(private).copy)
+    completion = chosen_completion(settings, devices, python)
     control = RepositoryControl(
-        RepositoryLoader(
-            lifecycle,
-            Repositories(_paths(settings), PrivateCopies(private).copy),
-            completion=chosen_completion(settings, devices, python),
-            load_threads=settings.load_threads,
-            load_retries=settings.load_retries,
-            signatures=chosen_signatures(settings),
-        ),
+        _loader(lifecycle, source, settings, completion, chosen_signatures(settings)),
         explicit=settings.mode == "explicit",
         load=settings.load,
         # The daemon starts anew when the GPU comes.
@@ -174,6 +170,23 @@ def models_aside(
         control.close(_CLOSE_S)
         scheduling.close()
         devices.close()
+
+
+def _loader(
+    lifecycle: ModelLifecycle,
+    source: ModelSource,
+    settings: Repository,
+    completion: Completion,
+    signatures: SignaturePolicy,
+) -> RepositoryLoader:
+    return RepositoryLoader(
+        lifecycle,
+        source,
+        completion=completion,
+        load_threads=settings.load_threads,
+        load_retries=settings.load_retries,
+        signatures=signatures,
+    )
 
 
 def _paths(settings: Repository) -> list[Path]:
@@ -227,16 +240,9 @@ def following_control(
         take_down=settings.incompatible_member == "take_down",
         interface=InterfaceRule(camera_models, check_replacement, deployments.has_served),
     )
-    loader = RepositoryLoader(
-        lifecycle,
-        deployments,
-        completion=chosen_completion(settings, devices, python),
-        load_threads=settings.load_threads,
-        load_retries=settings.load_retries,
-        signatures=signatures,
-    )
+    completion = chosen_completion(settings, devices, python)
     return PollControl(
-        loader,
+        _loader(lifecycle, deployments, settings, completion, signatures),
         deployments,
         paths,
         poll_s=settings.poll_s,
