@@ -19,7 +19,7 @@ from edge_server.lifecycle.model_spec import CanaryRun, KeptPredecessor, LoadedV
 from edge_server.lifecycle.records import copy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from edge_server.inference.registry import LoadedModel
@@ -182,7 +182,7 @@ class ModelLifecycle:
             names = found.ensembles.keys() | found.taken_down.keys()
             former = {n: each for n in names if (each := self.table.get(n).spec) is not None}
             changed = self._take_down_misfits(found)
-            for built in self._made(offered, found):
+            for built in self._ordered(offered, found):
                 name = built.model_spec.name
                 self.table[name].serve(self._with_canary(built, former))
                 changed.add(name)
@@ -359,7 +359,7 @@ class ModelLifecycle:
                 broken[name] = LoadFailure(error, model_spec=built.model_spec)
         return broken
 
-    def _made(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
+    def _ordered(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
         """Return the versions to publish: models first, then each ensemble after its members."""
         models = [built for built in offered.values() if not built.model_spec.is_ensemble]
         # A serving ensemble is made again, too, when a member changes.
@@ -376,20 +376,22 @@ class ModelLifecycle:
     def _watched(
         self,
         built: LoadedVersions,
-        serving: LoadedVersions | None,
         ensembles: Mapping[str, ModelSpec],
-        members: Sequence[LoadedModel] = (),
+        beside: KeptPredecessor | None = None,
     ) -> LoadedVersions:
         """Start a canary for the new versions of `built`; return `built` ready to publish.
 
         Args:
-            serving: the predecessor; open until the method returns.
             ensembles: the serving specs of the ensembles that change together with `built`.
-            members: the members of `serving`, see `KeptPredecessor`; open until the method returns.
+            beside: the predecessor, open until the method returns; None is what serves.
         """
         terms, record = self._terms, self.table[built.model_spec.name]
         if terms is None:
             return built
+        serving = record.serving if beside is None else beside.built
+        members = () if beside is None else beside.members
+        if beside is None and serving is not None:
+            members = self.table.members(serving)
         new = {model.version for model in built.models} - built.kept
         former, record.canary = record.canary, None
         if former is not None:
@@ -429,21 +431,13 @@ class ModelLifecycle:
         run.monitor.start()
         return replace(built, models=tuple(models))
 
-    def _watched_beside_serving(
-        self, built: LoadedVersions, ensembles: Mapping[str, ModelSpec]
-    ) -> LoadedVersions:
-        serving = self.table.get(built.model_spec.name).serving
-        members = () if serving is None else self.table.members(serving)
-        return self._watched(built, serving, ensembles, members)
-
     def _with_canary(
         self, built: LoadedVersions, former: Mapping[str, ModelSpec]
     ) -> LoadedVersions:
         spec = built.model_spec
         if spec is self.table.get(spec.name).spec and not self._is_new(spec):
             return self._unwatched(built)
-        others = {name: each for name, each in former.items() if name != spec.name}
-        return self._watched_beside_serving(built, others)
+        return self._watched(built, {n: each for n, each in former.items() if n != spec.name})
 
     def _unwatched(self, built: LoadedVersions) -> LoadedVersions:
         """Return `built` ready to publish without a canary; end the canary of its predecessor."""
@@ -563,7 +557,7 @@ class ModelLifecycle:
         found: Fit,
     ) -> None:
         changed = self._take_down_misfits(found)
-        for built in self._made(offered, found):
+        for built in self._ordered(offered, found):
             record = self.table[built.model_spec.name]
             spec, coming = record.spec, record.coming
             goes_back = record.name in rollback.back
@@ -591,9 +585,7 @@ class ModelLifecycle:
         was_new = before is not None and before.built.model_spec is not model_spec
         if not (was_new or self._is_new(model_spec)):
             return self._unwatched(built)
-        if before is None:
-            return self._watched_beside_serving(built, {})
-        return self._watched(built, before.built, before.ensembles, before.members)
+        return self._watched(built, {} if before is None else before.ensembles, before)
 
 
 def _shared(models: Iterable[LoadedModel]) -> tuple[LoadedModel, ...]:
