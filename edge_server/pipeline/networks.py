@@ -26,8 +26,9 @@ from edge_server.errors import (
 from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.inference.mirror import REST_OF_SAMPLES
 from edge_server.lanes.agreement import LaneAgreement
+from edge_server.lanes.box_tracking import BoxTracker
 from edge_server.lanes.road_geometry import PitchFilter
-from edge_server.pipeline.contracts import BadOutput, Contract, NetworkFrame, View
+from edge_server.pipeline.contracts import BadOutput, Contract, Detections, NetworkFrame, View
 from edge_server.pipeline.lane_model import ImageInput, ImageNeeds, stage_latency, with_needs
 from edge_server.pixels import CropRegion, Image, PixelFormat
 from edge_server.process.worker import Worker
@@ -255,6 +256,7 @@ class NetworkPipeline:
         self.served = served
         self.verdict: LaneVerdict | None = None
         self._data_plane = data_plane
+        self._tracker = BoxTracker() if section.track else None
         self._agreement = LaneAgreement()
         self._compared: list[ModelStatistics] = []
         self.model = NetworkModel(data_plane, section.model, section.region, calibration)
@@ -349,6 +351,10 @@ class NetworkPipeline:
                 self.failure = ""
             if shadow:
                 self._compare(lane_frame, answer)
+            if self._tracker is not None and isinstance(found := answer.result, Detections):
+                mono_ns = lane_frame.capture_mono_ns
+                ids = self._tracker.update(found.boxes, found.classes, mono_ns)
+                answer = answer._replace(result=replace(found, ids=ids))
             self._give(lane_frame, answer, "", "model_failed")
         self.worker.beat()
 

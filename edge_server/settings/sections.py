@@ -198,6 +198,7 @@ class NetworkSection(Section, frozen=True):
         region: what the network sees of the picture: `x,y,width,height` in px, or `road`, which is
             below the horizon of the camera's calibration; empty is all.
         publish: results go to MQTT and streams; otherwise they are counted alone.
+        track: boxes of one object keep their number from frame to frame.
         shadow_of: `lanes` compares the network's lanes with those that are served, in a tenth of a
             thread's time; they are not published.
     """
@@ -208,6 +209,7 @@ class NetworkSection(Section, frozen=True):
     priority: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
     region: Annotated[str, msgspec.Meta(pattern=REGION)] = ""
     publish: bool = True
+    track: bool = False
     shadow_of: Literal["lanes"] | None = None
 
 

@@ -12,7 +12,7 @@ from edge_server.lanes.types import Lane
 SIZE = (1280, 720)
 LENS = Lens("pinhole", *SIZE, 1000.0, 1000.0, 640.0, 360.0, (0.0,) * 5)
 CAMERA = CameraModel(LENS, Mounting(1.5))
-ROWS = np.linspace(700, 400, 30)
+ROWS = np.linspace(700, 390, 31)
 
 
 def lanes(shift_px: float, generator: np.random.Generator, noise_px: float = 1.0) -> list[Lane]:
@@ -27,7 +27,7 @@ def lanes(shift_px: float, generator: np.random.Generator, noise_px: float = 1.0
 
 def judged(
     seed: int,
-    frames: int = 1200,
+    frames: int = 700,
     *,
     missed: float = 0.0,
     extra: float = 0.0,
@@ -88,7 +88,7 @@ def test_an_equal_candidate_is_good(seed: int) -> None:
 def test_a_worse_candidate_is_worse_and_the_text_names_the_measure(
     faults: dict[str, float], named: str
 ) -> None:
-    verdict = judged(7, **faults)  # type: ignore[arg-type]
+    verdict = judged(7, 300, **faults)  # type: ignore[arg-type]
     assert verdict.outcome == "worse", verdict.text
     assert named in verdict.text
 

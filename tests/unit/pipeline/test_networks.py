@@ -232,6 +232,16 @@ def test_why_a_camera_gives_no_frames_reaches_readers_of_its_networks() -> None:
     assert (found.failure_reason, found.failure, found.task) == ("lost", "unplugged", "tensors")
 
 
+def test_boxes_are_tracked_where_the_settings_want_it() -> None:
+    given = Given(of(0, track=True), of(1))
+    for number in range(2):
+        given.give(nv12(number))
+        for network in given.networks:
+            network.tick(0.0)
+    ids = [each.result.ids for each in given.found if isinstance(each.result, Detections)]
+    assert [None if each is None else each.tolist() for each in ids] == [[1], None, [1], None]
+
+
 def test_nothing_is_published_where_results_are_counted_alone() -> None:
     given = Given(of(0, publish=False))
     given.give(nv12(0))
