@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors
     from edge_server.cameras.source_uri import SourceUri
     from edge_server.lanes.types import LaneFrame
-    from edge_server.pipeline.contracts import NetworkFrame
+    from edge_server.pipeline.perception import NetworkFrame
 
 RATES_FPS = {"even": (30.0,) * 8, "mixed": (60.0, 30.0, 15.0, 50.0, 20.0, 45.0, 25.0, 55.0)}
 WARM_UP_S = 1.0

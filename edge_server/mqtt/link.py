@@ -19,7 +19,7 @@ from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
 from edge_server.mqtt.connection import KEEPALIVE_S, Connection
 from edge_server.mqtt.outbox import Outbox, Wake
-from edge_server.pipeline.contracts import NetworkFrame
+from edge_server.pipeline.perception import NetworkFrame
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 from edge_server.process.worker import Backoff, Worker
 

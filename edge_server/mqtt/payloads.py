@@ -21,7 +21,6 @@ from google.protobuf.message import DecodeError
 
 from edge_server.board.facts import BoardFacts
 from edge_server.errors import InvalidRequest
-from edge_server.pipeline.contracts import NetworkFrame
 from edge_server.pipeline.messages import (
     EVENT_SCHEMA,
     LANES_SCHEMA,
@@ -32,6 +31,7 @@ from edge_server.pipeline.messages import (
     network_frame_fields,
     reason_fields,
 )
+from edge_server.pipeline.perception import NetworkFrame
 from edge_server.pipeline.vehicle import vehicle_state
 from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import health_pb2, lane_service_pb2, lanes_pb2

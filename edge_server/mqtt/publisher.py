@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.agreement import LaneVerdict
     from edge_server.lanes.types import LaneFrame
-    from edge_server.pipeline.contracts import NetworkFrame
     from edge_server.pipeline.event_log import EventLog
+    from edge_server.pipeline.perception import NetworkFrame
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.process.histogram import Distribution
     from edge_server.process.worker import Worker

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from edge_server.errors import Reason
-from edge_server.pipeline.contracts import (
+from edge_server.pipeline.perception import (
     Classification,
     Detections,
     NetworkFrame,

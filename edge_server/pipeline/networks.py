@@ -28,8 +28,9 @@ from edge_server.inference.mirror import REST_OF_SAMPLES
 from edge_server.lanes.agreement import LaneAgreement
 from edge_server.lanes.box_tracking import BoxTracker
 from edge_server.lanes.road_geometry import PitchFilter
-from edge_server.pipeline.contracts import BadOutput, Contract, Detections, NetworkFrame, View
+from edge_server.pipeline.contracts import Contract
 from edge_server.pipeline.lane_model import ImageInput, ImageNeeds, stage_latency, with_needs
+from edge_server.pipeline.perception import BadOutput, Detections, NetworkFrame, View
 from edge_server.pixels import CropRegion, Image, PixelFormat
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from edge_server.lanes.agreement import LaneVerdict
     from edge_server.lanes.camera_model import CameraModel
     from edge_server.lanes.types import LaneFrame
-    from edge_server.pipeline.contracts import Result, Task
     from edge_server.pipeline.fair_shares import FairShares
+    from edge_server.pipeline.perception import Result, Task
     from edge_server.requests import InferResponse
     from edge_server.settings import NetworkSection
 

@@ -13,15 +13,14 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.errors import ModelConfigError
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.model_config.config import ModelConfig
-from edge_server.pipeline.contracts import (
+from edge_server.pipeline.contracts import Contract, check_replacement
+from edge_server.pipeline.perception import (
     BadOutput,
     Classification,
-    Contract,
     Detections,
     Segmentation,
     TensorList,
     View,
-    check_replacement,
 )
 from edge_server.pixels import CropRegion
 

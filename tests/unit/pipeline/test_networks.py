@@ -16,11 +16,11 @@ from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import CameraState
 from edge_server.errors import InternalError, SettingsError, Unavailable
 from edge_server.mqtt import payloads
-from edge_server.pipeline.contracts import Detections
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.networks import NetworkPipeline
+from edge_server.pipeline.perception import Detections
 from edge_server.pixels import Image, PixelFormat
 from edge_server.settings import NetworkSection
 from edge_server.tensors import Tensor
@@ -30,7 +30,7 @@ from tests.unit.pipeline.test_pipeline import OneCamera
 if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors
     from edge_server.lanes.types import LaneFrame
-    from edge_server.pipeline.contracts import NetworkFrame
+    from edge_server.pipeline.perception import NetworkFrame
 
 SSD = (
     'output { name: "boxes" data_type: TYPE_FP32 dims: [-1, 4] } '
