@@ -1,7 +1,7 @@
 """How cameras share one model: frames per camera, ages, drops, processor time.
 
     python benchmarks/cameras.py [--run-ms MS] [--seconds S] [--batch ROWS] [--cameras 1,2,4,8]
-                                 [--networks MS,MS,...]
+                                 [--networks MS,MS,...] [--verdicts N]
 
 Each row runs so many cameras, each with images of another size, through the camera loop and an
 ensemble whose network takes `--run-ms` for a run and whose other steps take 1 ms. All cameras
@@ -14,6 +14,11 @@ percent of one processor.
 run; each has a line with its results a second and their ages. A simulated run sleeps: what networks
 cost each other on one processor or GPU does not show.
 
+`--verdicts 20` runs no camera: it judges 20 equal and 20 worse candidates for the lanes that the
+shipped network finds in 700 frames of a drawn road. A candidate is made of those lanes, whose lines
+are moved by noise of 1 px; a worse one also misses 40 % of them, adds one to half of the frames, has
+12 px of noise, or lies 14 px off.
+
 With `--rtsp` the cameras are RTSP streams on loopback, at a third of those rates, which a reader
 decodes; their ages count from the time in the pixels, before the camera encodes them. Where the
 rates are even, one encoder serves all cameras.
@@ -25,10 +30,12 @@ import argparse
 import sys
 import threading
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections import Counter
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, cycle
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,20 +46,24 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.cameras.camera import Camera
-from edge_server.cameras.frame import Frame, Pace
-from edge_server.cameras.source import SourceKind
+from edge_server.cameras.frame import Frame, Pace, UsefulSize
+from edge_server.cameras.source import SourceKind, open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
+from edge_server.lanes.agreement import LaneAgreement
+from edge_server.lanes.road_geometry import indexed_by_picture
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline.fair_shares import FairShares
+from edge_server.pipeline.lane_model import LaneModel
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.settings import NetworkSection
 from edge_server.tensors import Tensor
+from edge_server.tools.plan import load_models
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -300,6 +311,52 @@ def _request(data_plane: DataPlane, row: Row, stop: threading.Event) -> None:
         row.client_requests += 1
 
 
+_FAULTS = {
+    "misses": (0.4, 0, 1, 0),
+    "adds": (0, 0.5, 1, 0),
+    "jumps": (0, 0, 12, 0),
+    "off": (0, 0, 1, 14),
+}
+VERDICT_FRAMES = 700
+
+
+def print_verdicts(count: int) -> None:
+    """Judge so many equal and so many worse candidates."""
+    source = open_source("synthetic://road?seed=7&fps=0")
+    served = []
+    with ExitStack() as stack:
+        plane = load_models(Path(__file__).parents[1] / "models", stack)
+        model = LaneModel(plane, "lane_detection", UsefulSize(), FairShares())
+        for _ in range(VERDICT_FRAMES):
+            frame = source.read()
+            assert frame is not None
+            lanes = indexed_by_picture(model.detect(frame).lanes, *frame.size)
+            served.append((lanes, frame.capture_mono_ns))
+    for kind in ("equal", *_FAULTS):
+        outcomes: Counter[str] = Counter()
+        number = count if kind == "equal" else -(-count // len(_FAULTS))
+        for seed in range(number):
+            generator = np.random.default_rng(seed)
+            misses, adds, noise_px, off_px = _FAULTS.get(kind, (0, 0, 1, 0))
+            agreement = LaneAgreement()
+            for lanes, mono_ns in served:
+                made = [
+                    replace(
+                        each,
+                        points=each.points
+                        + np.array([off_px + generator.normal(0, noise_px), 0], np.float32),
+                    )
+                    for each in lanes
+                    if generator.random() >= misses
+                ]
+                if lanes and generator.random() < adds:
+                    made.append(replace(lanes[0], points=lanes[0].points + np.float32((300, 0))))
+                given = {"size": frame.size, "candidate_us": 20_000, "served_us": 20_000}
+                agreement.add(lanes, made, mono_ns, **given)
+            outcomes[agreement.verdict().outcome] += 1
+        print(f"{kind:7} {number:3}: {dict(outcomes)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run-ms", type=float, default=20.0)
@@ -314,9 +371,13 @@ def main() -> None:
         metavar="MS,MS,...",
         help="other networks beside the lanes",
     )
+    parser.add_argument("--verdicts", type=int, default=0, help="equal and worse candidates, each")
     parser.add_argument("--rtsp", metavar="WIDTHxHEIGHT", help="RTSP cameras of this size")
     parser.add_argument("--reader", default=readers()[0], choices=["gstreamer", "opencv"])
     arguments = parser.parse_args()
+    if arguments.verdicts:
+        print_verdicts(arguments.verdicts)
+        return
     if arguments.rtsp and (missing := what_is_missing()):
         sys.exit(missing)
     print(f"model: {arguments.run_ms:g} ms a run, {arguments.batch} rows", end="")
