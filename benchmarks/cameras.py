@@ -16,8 +16,8 @@ cost each other on one processor or GPU does not show.
 
 `--verdicts 20` runs no camera: it judges 20 equal and 20 worse candidates for the lanes that the
 shipped network finds in 700 frames of a drawn road. A candidate is made of those lanes, whose lines
-are moved by noise of 1 px; a worse one also misses 40 % of them, adds one to half of the frames, has
-12 px of noise, or lies 14 px off.
+are moved by noise of 1 px. A worse one misses 40 % of them, adds one to half of the frames, has
+noise of 12 px, or lies 14 px off.
 
 With `--rtsp` the cameras are RTSP streams on loopback, at a third of those rates, which a reader
 decodes; their ages count from the time in the pixels, before the camera encodes them. Where the

@@ -13,7 +13,7 @@ from weakref import ref
 
 import numpy as np
 
-from edge_server.cameras.frame import Frame
+from edge_server.cameras.frame import LARGEST_PX, Frame
 from edge_server.cameras.status import UNUSABLE
 from edge_server.errors import (
     EdgeServerError,
@@ -70,7 +70,6 @@ class _Served(NamedTuple):
     contract: Contract
     taker: ImageInput
     needs: ImageNeeds
-    crops: bool
 
 
 class Answer(NamedTuple):
@@ -142,10 +141,16 @@ class NetworkModel:
         """Return an image such as the camera may give; see `LaneModel.grey_image`."""
         with self._data_plane.lease() as snapshot:
             only = self._find(snapshot).taker.pixel_format
-        size = 1280, 720
+        width, height = 1280, 720
         if self._calibration is not None:
-            size = self._calibration.model.lens.width, self._calibration.model.lens.height
-        return Image.grey((live and only) or PixelFormat.BGR, *size)
+            width, height = self._calibration.model.lens.width, self._calibration.model.lens.height
+        elif self._region not in ("", "road"):  # of a picture whose size is not known yet
+            x, y, across, down = map(int, self._region.split(","))
+            # Subsampled formats have even sides.
+            width, height = max(width, x + across + 1 & ~1), max(height, y + down + 1 & ~1)
+            if width * height > LARGEST_PX:
+                raise ModelConfigError(f'region = "{self._region}" is in no picture of a camera')
+        return Image.grey((live and only) or PixelFormat.BGR, width, height)
 
     def _find(self, snapshot: Snapshot) -> _Served:
         config = snapshot.find(self.name).config
@@ -153,11 +158,8 @@ class NetworkModel:
         taker, needs = with_needs(contract.image, config, snapshot)
         step = taker.step_of(config)
         preprocesses = step and snapshot.find(step).config.backend == "image_preprocess"
-        if (
-            preprocesses
-            and needs.size is None
-            and contract.task not in ("tensors", "classification")
-        ):
+        located = contract.task in ("detection", "segmentation") or self._region
+        if preprocesses and needs.size is None and located:
             raise ModelConfigError(
                 f"model '{step}' has a crop or a lens of its own, and where its pixels are in the "
                 "picture is not known; take the crop out, and set the network's region"
@@ -168,7 +170,7 @@ class NetworkModel:
                 "first step"
             )
         self._seen, self.task = ref(snapshot), contract.task
-        self._served = _Served(contract, taker, needs, bool(preprocesses))
+        self._served = _Served(contract, taker, needs)
         return self._served
 
     def _view(self, size: tuple[int, int], network: tuple[int, int] | None) -> View:
