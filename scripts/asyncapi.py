@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 from lane_frame_schema import definitions
 
 from edge_server.lanes import e2e
+from edge_server.lanes.agreement import Outcome
 from edge_server.lanes.types import LONGEST_AGE_S
 from edge_server.mqtt.payloads import CameraState, DeviceState, Topics, content_type
 from edge_server.proto.edge.lanes.v1 import (
@@ -87,6 +88,12 @@ def rows() -> list[Row]:
             "Every frame that the network takes; the newest wins.",
             "live",
         ),
+        Row(
+            "verdict",
+            topics.verdict(CAMERA, NETWORK),
+            "Verdict",
+            "Of a candidate for the lanes, while frames are compared.",
+        ),
         *events,
         Row(
             "vehicle",
@@ -108,6 +115,7 @@ def _object(description: str, optional: tuple[str, ...] = (), **properties: Any)
 
 
 _TEXT = {"type": "string"}
+_NUMBER = {"type": "number"}
 _TEXTS = {"type": "array", "items": _TEXT}
 
 # What is no message of the protos.
@@ -159,6 +167,31 @@ _STATES: dict[str, dict[str, Any]] = {
         configuration={
             **_TEXT,
             "description": "The configuration that serves, its devices, and why it is not another.",
+        },
+    ),
+    "Verdict": _object(
+        "How the lanes of a candidate agree with those served.",
+        network=_TEXT,
+        model=_TEXT,
+        served=_TEXT,
+        outcome={"type": "string", "enum": list(get_args(Outcome))},
+        text=_TEXT,
+        frames={"type": "integer", "minimum": 0},
+        measures={
+            "type": "array",
+            "items": _object(
+                "A measure with the interval in which it is, to 99 %, and what may be.",
+                name=_TEXT,
+                value=_NUMBER,
+                low=_NUMBER,
+                high=_NUMBER,
+                limit=_NUMBER,
+            ),
+        },
+        lateral_m={
+            "description": "The mean distance of matched lines, m, by the range in m.",
+            "type": "object",
+            "additionalProperties": _NUMBER,
         },
     ),
     "CameraStatus": _object(
