@@ -45,8 +45,8 @@ class BoxTracker:
         if before and len(boxes):
             shared = _overlaps(boxes, np.stack([each.box for each in before]))
             shared[classes[:, None] != [each.class_id for each in before]] = 0.0
-            while shared.max() >= _SAME_OBJECT:
-                row, column = np.unravel_index(shared.argmax(), shared.shape)
+            while np.max(shared) >= _SAME_OBJECT:
+                row, column = np.unravel_index(np.argmax(shared), shared.shape)
                 ids[row] = before[int(column)].id
                 shared[row], shared[:, column] = 0.0, 0.0
         for row in np.flatnonzero(ids == 0):
