@@ -164,6 +164,7 @@ def flags_page() -> str:
 
 def topics_page() -> str:
     names = {asyncapi.DEVICE: "<device>", asyncapi.CAMERA: "<camera>", asyncapi.MODEL: "<model>"}
+    names[asyncapi.NETWORK] = "<network>"
     text = "# Topics\n\n```\nmosquitto_sub -v -t 'edge/v1/#'\n```\n\nshows them all; "
     text += "[asyncapi.json](../asyncapi.json) has their messages.\n\n"
 

@@ -38,7 +38,9 @@ class Daemon:
             last_frame_age_s=lambda _now: 0.01,
         )
         self.pipelines: list[Any] = [
-            SimpleNamespace(camera=self.camera, failure="", fault=("", ""), calibration=None)
+            SimpleNamespace(
+                camera=self.camera, failure="", fault=("", ""), calibration=None, networks=()
+            )
         ]
         data_plane: Any = SimpleNamespace(index=lambda *, only_ready: list(self.entries))
         board: Any = SimpleNamespace(check=lambda: None, latest=DeviceReport())
