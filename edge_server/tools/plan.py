@@ -218,8 +218,10 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
 
 def _built_of(target: Target, side_car: SideCar | None) -> Path:
     """Return the ONNX file of `network_of` that a plan was built of; without one, the network."""
-    files = [target.onnx, *(precision_file(target.onnx, each) for each in ("fp16", "int8"))]
-    there = (file for file in files if side_car is not None and file.is_file())
+    if side_car is None:
+        return target.onnx
+    files = (precision_file(target.onnx, each) for each in ("fp16", "int8"))
+    there = (file for file in files if file.is_file())
     return next((f for f in there if sha256_of(f) == side_car.onnx_sha256), target.onnx)
 
 

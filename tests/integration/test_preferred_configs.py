@@ -243,10 +243,15 @@ def test_two_daemons_build_one_plan_and_serve_on_when_it_has_gone(
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
         folder.mkdir()
+        (folder / "settings.toml").write_text(
+            f'[repository]\npaths = ["{CHECKOUT}/models"]\n[events]\nfile = "{folder}/events"\n'
+        )
     with ExitStack() as stack:
-        processes = [Process(folder, MODELS) for folder in folders]
+        processes = []
+        for folder in folders:
+            processes.append(Process(folder, f"--config={folder}/settings.toml"))
+            stack.callback(processes[-1].close)
         for process in processes:
-            stack.callback(process.close)
             process.wait_for("READY=1")
         connected = [client(process) for process in processes]
 
@@ -290,9 +295,9 @@ def test_a_build_that_is_killed_is_told_and_a_changed_configuration_is_built(
     # As the kernel does where memory runs out.
     os.kill(wait_until(lambda: build_of(process), BUILT_S), signal.SIGKILL)
     is_said("was killed: most likely for want of memory")
-    change('"fp16"', '"fp16 "')
-    is_said("plan_precision")
-    change('"fp16 "', '"fp32"')
+    change('"fp16"', '"fp61"')
+    is_said("fp61")
+    change('"fp61"', '"fp32"')
     first = wait_until(lambda: build_of(process), BUILT_S)
     # What is being built is not wanted any more.
     change('"fp32"', '"int8"')
