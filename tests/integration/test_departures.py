@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.lane_stubs import SEED, generate_python, write_calibration
+from support.lane_stubs import CLIENT, SEED, write_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,7 +104,6 @@ def test_what_the_vehicle_says_of_itself_withholds_warnings(
 ) -> None:
     if shutil.which("mosquitto_sub") is None:
         pytest.skip("no mosquitto_sub on this machine: apt install mosquitto-clients")
-    generate_python(tmp_path)
     write_calibration(tmp_path / "front.toml")
     # Wider than its lane: it leaves it all the time, on both sides.
     (tmp_path / "drive.toml").write_text(
@@ -154,8 +153,8 @@ def test_what_the_vehicle_says_of_itself_withholds_warnings(
             "withheld_by_code": "WITHHELD_BY_NONE",
         }
 
-        stubs = f"PYTHONPATH={tmp_path}"
-        program = ("env", stubs, sys.executable, str(EXAMPLE), f"127.0.0.1:{daemon.port}")
+        client = f"PYTHONPATH={CLIENT}"
+        program = ("env", client, sys.executable, str(EXAMPLE), f"127.0.0.1:{daemon.port}")
         with running(*program, "vehicle", "25", "hazard", str(WAIT_S)):
             assert next_event() == ("EVENT_PHASE_END", "indicator")
             found = departure()
