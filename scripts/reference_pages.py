@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncapi
 import msgspec
+from debian_package.targets import TARGETS
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from lane_frame_schema import definitions
@@ -25,6 +26,7 @@ from msgspec import inspect as types
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.model_metrics import ModelMetrics
 from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.board.board import JETPACKS
 from edge_server.cli.commands import COMMANDS
 from edge_server.cli.verbs import EXIT_CODE_MEANINGS, Verb
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelState
@@ -57,6 +59,8 @@ _JSON = {
     Field.TYPE_INT64: "integer, as text",
     Field.TYPE_UINT64: "integer from 0, as text",
 }
+# JetPack 7.0 and 7.1, which no Orin runs.
+_THORS_L4T = 38
 _HOST_NAME = "the host's name"
 _KINDS = {
     "event": "QoS 1, at least once and in order",
@@ -356,6 +360,43 @@ def exit_codes_page() -> str:
     return text + _table(("verb, and those below it", "codes"), rows)
 
 
+def support_page() -> str:
+    text = "# Supported systems\n\n```sh\nedge-server doctor --matrix\n```\n\n"
+    text += (
+        "prints the same on a device. A Jetson runs the Python, CUDA and TensorRT of its JetPack; "
+        "nothing here was confirmed on a board ([on a board](../board.md)).\n\n## Jetson Orin\n\n"
+    )
+    packages = {each.python: each.name for each in TARGETS.values() if each.uses_gpu}
+    nvdla = {"yes": "yes, but for Orin Nano", "no": "no", "agx": "AGX Orin, with TensorRT 11.4.1"}
+    rows = (
+        (
+            each.version,
+            str(each.since),
+            each.python,
+            each.cuda,
+            each.tensorrt,
+            nvdla[each.nvdla],
+            f"`{packages[each.python]}`",
+        )
+        for each in JETPACKS
+        if each.since.major != _THORS_L4T
+    )
+    heads = ("JetPack", "L4T from", "Python", "CUDA", "TensorRT", "NVDLA", "package")
+    text += _table(heads, rows)
+    text += (
+        "\nJetPack 5 has Python 3.8, which is too old. JetPack 7.0 and 7.1 are for Thor.\n\n"
+        "## PCs\n\n"
+    )
+    pcs = (
+        (f"`{each.name}`", each.suite, each.python)
+        for each in TARGETS.values()
+        if not each.uses_gpu
+    )
+    return text + _table(("package", "distribution", "Python"), pcs) + (
+        "\nWith pip, edge-server runs on Linux with Python 3.10 to 3.13.\n"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true")
@@ -368,6 +409,7 @@ def main() -> None:
         ("messages", messages_page()),
         ("metrics", metrics_page()),
         ("exit_codes", exit_codes_page()),
+        ("support", support_page()),
     ):
         page = PAGES / f"{name}.md"
         if not check:
