@@ -193,7 +193,8 @@ def flags_page() -> str:
 
 def topics_page() -> str:
     names = {asyncapi.DEVICE: "<device>", asyncapi.CAMERA: "<camera>", asyncapi.MODEL: "<model>"}
-    text = "# Topics\n\n```sh\nmosquitto_sub -v -t 'edge/v1/#'\n```\n\nprints every message of every device. "
+    text = "# Topics\n\n```sh\nmosquitto_sub -v -t 'edge/v1/#'\n```\n\n"
+    text += "prints every message of every device. "
     text += "[Messages](messages.md) shows lanes and events field by field; "
     text += "[asyncapi.json](../asyncapi.json) describes all messages for programs.\n\n"
 
@@ -221,7 +222,9 @@ def messages_page() -> str:
         "[MQTT](../mqtt.md#which-status-to-act-on) says which `status` may be acted upon. Sources: "
     )
     names = ("lanes", "events", "health", "lane_service")
-    text += ", ".join(f"[{name}.proto](../../edge_server/proto/{V1}/{name}.proto)" for name in names)
+    text += ", ".join(
+        f"[{name}.proto](../../edge_server/proto/{V1}/{name}.proto)" for name in names
+    )
     text += "; JSON Schema of [lanes]"
     text += f"(../../edge_server/proto/{V1}/lane_frame.schema.json) and "
     text += f"[health](../../edge_server/proto/{V1}/health.schema.json).\n"
@@ -392,8 +395,10 @@ def support_page() -> str:
         for each in TARGETS.values()
         if not each.uses_gpu
     )
-    return text + _table(("package", "distribution", "Python"), pcs) + (
-        "\nWith pip, edge-server runs on Linux with Python 3.10 to 3.13.\n"
+    return (
+        text
+        + _table(("package", "distribution", "Python"), pcs)
+        + ("\nWith pip, edge-server runs on Linux with Python 3.10 to 3.13.\n")
     )
 
 

@@ -63,8 +63,8 @@ EXIT_CODE_MEANINGS = {
     "push --wait`: the daemon has not decided yet",
     CONFIGURATION: "the configuration, a flag's value or a model's files are wrong; a restart does "
     "not help; the text names file, key and remedy",
-    DEVICE_LOST: "a GPU is lost (a CUDA error that stays), or a Jetson's came late: the daemon must "
-    "be restarted",
+    DEVICE_LOST: "a GPU is lost (a CUDA error that stays), or a Jetson's came late: the daemon "
+    "must be restarted",
     RESTART_ME: "a part of the daemon hung: the daemon must be restarted",
     INTERRUPTED: "interrupted by SIGINT before the verb ended",
 }

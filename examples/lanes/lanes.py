@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import grpc
+
 from edge_lanes import EventStream, LaneStream
 from edge_lanes.v1 import events_pb2, lane_service_pb2, lane_service_pb2_grpc
 

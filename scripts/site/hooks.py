@@ -45,7 +45,7 @@ def _uri(path: Path) -> str:
 
 
 def _relinked(page: Path) -> tuple[str, list[Path]]:
-    """Return the text of a page with its links as the site has them, and the files that they lead to.
+    """Return a page's text with its links as the site has them, and the files that they lead to.
 
     A link to a folder becomes its name. One that leads nowhere stays: mkdocs warns of it.
     """

@@ -1,7 +1,8 @@
-"""The client that is installed: what it says of lanes, of silence, and of messages that are wrong."""
+"""The client to install: what it says of lanes, of silence, and of messages that are wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import subprocess
@@ -16,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import paho.mqtt.client as mqtt
 import pytest
-from edge_lanes import EventStream, LaneStream, LaneSubscription, State
-from edge_lanes.v1 import events_pb2, lane_service_pb2, lane_service_pb2_grpc, lanes_pb2
 from google.protobuf import json_format
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -25,6 +24,8 @@ from support.free_ports import free_ports
 from support.lane_stubs import CLIENT
 from support.waiting import wait_until
 
+from edge_lanes import EventStream, LaneStream, LaneSubscription, State
+from edge_lanes.v1 import events_pb2, lane_service_pb2, lane_service_pb2_grpc, lanes_pb2
 from edge_server.lanes.e2e import PROPERTY, Envelope, protect
 
 if TYPE_CHECKING:
@@ -48,7 +49,11 @@ def clean_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     subprocess.run(["cp", "-rL", CLIENT, source], check=True)
     subprocess.run(
-        [sys.executable, "-c", build], check=True, cwd=source, capture_output=True, timeout=TIMEOUT_S
+        [sys.executable, "-c", build],
+        check=True,
+        cwd=source,
+        capture_output=True,
+        timeout=TIMEOUT_S,
     )
     (wheel,) = folder.glob("edge_lanes-*.whl")
     venv.create(folder / "venv", symlinks=True)
@@ -116,9 +121,10 @@ class LaneService(lane_service_pb2_grpc.LaneServiceServicer):
         free = threading.Semaphore(first.window)
 
         def listen() -> None:
-            for request in requests:
-                self.acknowledged.append(request.acknowledged)
-                free.release()
+            with contextlib.suppress(grpc.RpcError):  # the call has ended
+                for request in requests:
+                    self.acknowledged.append(request.acknowledged)
+                    free.release()
 
         threading.Thread(target=listen, daemon=True).start()
         for number in range(1, 100):
@@ -126,7 +132,9 @@ class LaneService(lane_service_pb2_grpc.LaneServiceServicer):
                 if not context.is_active():
                     return
             frame = lanes_pb2.LaneFrame(camera="front", frame_id=number, status=number % 5 or 1)
-            yield lane_service_pb2.StreamLanesResponse(sequence=number, frame=frame, lost=number % 2)
+            yield lane_service_pb2.StreamLanesResponse(
+                sequence=number, frame=frame, lost=number % 2
+            )
 
     def StreamEvents(self, request: Any, context: Any) -> Iterator[Any]:
         self.asked.append((request.after_id, request.log))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import queue
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edge_lanes.v1 import lanes_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 SILENT_AFTER_S = 2.0
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
 from edge_lanes.reading import SILENT_AFTER_S, Reading, reading_of, readings
 from edge_lanes.v1 import events_pb2, lane_service_pb2, lane_service_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 # Responses that may be on their way: with more, lanes grow old in the connection.
 WINDOW = 2
@@ -61,9 +64,7 @@ class _Connection:
 class _Receiver:
     """Keeps a call of StreamLanes open, on a thread; responses wait for the reader."""
 
-    def __init__(
-        self, connection: _Connection, first: lane_service_pb2.StreamLanesRequest
-    ) -> None:
+    def __init__(self, connection: _Connection, first: lane_service_pb2.StreamLanesRequest) -> None:
         self._connection = connection
         self._first = first
         self._arrived: queue.SimpleQueue[
@@ -156,9 +157,7 @@ class LaneStream:
     def __iter__(self) -> Iterator[Reading]:
         receiver = _Receiver(self._connection, self._first)
         try:
-            yield from readings(
-                receiver.next, lambda: self._connection.error, self._silent_after_s
-            )
+            yield from readings(receiver.next, lambda: self._connection.error, self._silent_after_s)
         finally:
             receiver.stop()
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import paho.mqtt.client as mqtt
 from google.protobuf import json_format
-from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_lanes.e2e import PROPERTY, Checker
 from edge_lanes.reading import SILENT_AFTER_S, Reading, reading_of, readings
 from edge_lanes.v1 import lanes_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paho.mqtt.reasoncodes import ReasonCode
 
 _PROTOBUF = "application/x-protobuf"
 
@@ -57,9 +60,7 @@ class LaneSubscription:
         # The newest message alone.
         self._arrived: queue.Queue[_Message] = queue.Queue(maxsize=1)
         self._last: lanes_pb2.LaneFrame | None = None
-        self._client = client or mqtt.Client(
-            mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5
-        )
+        self._client = client or mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
         self._client.on_connect = self._on_connect
         self._client.on_connect_fail = self._on_connect_fail
         self._client.on_disconnect = self._on_disconnect
