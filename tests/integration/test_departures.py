@@ -1,5 +1,5 @@
-"""From a drive to a departure warning in `mosquitto_sub`, with the commands of the README; and what
-the vehicle says of itself withholds one, over gRPC and MQTT."""
+"""From a drive to a departure warning in `mosquitto_sub`, with the commands of docs/start.md; the
+vehicle's state withholds one, over gRPC and MQTT."""
 
 from __future__ import annotations
 
@@ -21,23 +21,21 @@ if TYPE_CHECKING:
     from support.daemon_process import Process
     from support.mosquitto import Mosquitto
 
-README = Path(__file__).parents[2] / "README.md"
+START = Path(__file__).parents[2] / "docs/start.md"
 MODELS = Path(__file__).parents[2] / "models"
 EXAMPLE = Path(__file__).parents[2] / "examples/lanes/lanes.py"
 WAIT_S = 60
 
 
 def commands() -> list[str]:
-    """The README's block that warns of departures, behind the one that enters the environment."""
-    block = re.search(
-        r"```\nsource [^\n]*\n(edge-server calibrate lens .*?)```", README.read_text(), re.DOTALL
-    )
+    """The block of docs/start.md that warns of departures."""
+    block = re.search(r"```sh\n(edge-server calibrate lens .*?)```", START.read_text(), re.DOTALL)
     assert block is not None
     return [line.partition("  #")[0].strip() for line in block[1].splitlines()]
 
 
 def configuration() -> str:
-    block = re.search(r"```toml\n(# drive\.toml\n.*?)```", README.read_text(), re.DOTALL)
+    block = re.search(r"```toml\n(# drive\.toml\n.*?)```", START.read_text(), re.DOTALL)
     assert block is not None
     return block[1]
 
@@ -47,7 +45,7 @@ def test_five_commands_lead_from_a_drive_to_a_warning(
 ) -> None:
     if shutil.which("mosquitto_sub") is None:
         pytest.skip("no mosquitto_sub on this machine: apt install mosquitto-clients")
-    lens, estimate, run, subscribe = commands()
+    lens, estimate, check, run, subscribe = commands()
     for command in (lens, estimate.replace("frames=300", "frames=60")):
         words = [word.strip("'") for word in command.split()]
         assert words[0] == "edge-server"
@@ -75,6 +73,7 @@ def test_five_commands_lead_from_a_drive_to_a_warning(
         text=True,
     )
     try:
+        assert check == "edge-server check --config drive.toml"
         assert run == "edge-server run --config drive.toml"
         start("--config", str(tmp_path / "drive.toml"))
         events: list[Any] = [json.loads(line) for line in subscriber.communicate()[0].splitlines()]
