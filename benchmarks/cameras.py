@@ -213,19 +213,24 @@ def lane_model(run_s: float, batch_rows: int, networks_ms: Sequence[float] = ())
         config = _config(text + CONFIGS[name])
         _load(registry, scheduling.model(config, 1, TensorModel(run)))
     _load(registry, scheduling.ensemble(_config(ENSEMBLE), 1))
-    for ms in networks_ms:
+    for name, ms in networks(networks_ms):
 
         def other(_inputs: Tensors, _outputs: frozenset[str], ms: float = ms) -> Tensors:
             time.sleep(ms / 1e3)
             return {"f": Tensor(np.zeros((1, 8), np.float32))}
 
         text = (
-            f'name: "ms{ms:g}" backend: "identity" instance_group {{ count: 1 }} max_batch_size: 1 '
+            f'name: "{name}" backend: "identity" instance_group {{ count: 1 }} max_batch_size: 1 '
         )
         text += f'input {{ name: "image" {IMAGE} }} '
         text += 'output { name: "f" data_type: TYPE_FP32 dims: 8 }'
         _load(registry, scheduling.model(_config(text), 1, TensorModel(other)))
     return DataPlane(registry)
+
+
+def networks(networks_ms: Sequence[float]) -> list[tuple[str, float]]:
+    """Return the names of other networks, and what each takes."""
+    return [(f"n{number}_{ms:g}ms", ms) for number, ms in enumerate(networks_ms)]
 
 
 def _config(text: str) -> ModelConfig:
@@ -241,7 +246,7 @@ def run_row(fps: tuple[float, ...], uris: list[str], arguments: argparse.Namespa
     """Run cameras with these sources at the rates `fps` side by side."""
     data_plane = lane_model(arguments.run_ms / 1e3, arguments.batch, arguments.networks)
     network_shares = FairShares()
-    names = [f"ms{ms:g}" for ms in arguments.networks]
+    names = [name for name, _ in networks(arguments.networks)]
     row = Row(fps, bool(arguments.rtsp), {f"camera{n}": [] for n in range(len(fps))})
     options = SourceOptions(reader=arguments.reader) if arguments.rtsp else NO_OPTIONS
     shares = FairShares()

@@ -26,11 +26,13 @@ from edge_server.errors import (
     InvalidRequest,
     Unavailable,
 )
-from edge_server.gpu.memory import BufferPool, CudaArray, UploadOnce
+from edge_server.gpu.memory import BufferPool, CudaArray
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
 from edge_server.model_config.config import ModelConfig, Placement
+from edge_server.pipeline.lane_model import FrameInputs, ImageInput
+from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.backends.vision.preprocessing import (
@@ -208,8 +210,9 @@ def test_a_frame_for_several_networks_is_copied_to_the_device_once(
     models = [Preprocess(config(ON_GPU), devices) for _ in range(networks)]
     for seed in range(3):
         image = frames(1, 40, 70, seed)
-        shared = UploadOnce(image[0])
-        planes = [model.stay(shared.reshape((1, 40, 70, 3))) for model in models]  # type: ignore[arg-type]
+        inputs, taker = FrameInputs(), ImageInput("image", None, True, on_gpu=True)
+        shared = [inputs.of(taker, Image.of_bgr(image[0]))[0].array for _ in models]
+        planes = [model.stay(array) for model, array in zip(models, shared, strict=True)]
         for array in planes:
             np.testing.assert_array_equal(array.on_host(), by_opencv(image))
     assert models[0].copies() == {"to_device": (3, 3 * 40 * 70 * 3)}
