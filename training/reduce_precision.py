@@ -14,23 +14,25 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import onnx
 from lane_training.roads import LONGEST_DRIVE_M, render_road, sample_road
 
+from edge_server.backends.tensorrt.plan_options import MADE_OF, precision_file, sha256_of
 from edge_server.lanes.decode import INPUT_WIDTH_PX
-from edge_server.process.disk import file_sha256
 from edge_server.tools.convert.steps.onnx_models import to_fp16, to_int8
+
+if TYPE_CHECKING:
+    from edge_server.backends.tensorrt.plan_options import Precision
 
 SHIPPED = Path(__file__).parent.parent / "models" / "laneDetect_model" / "1" / "model.onnx"
 INPUT_HEIGHT_PX = 360
 # Neither training nor a measurement draws roads of this seed.
 CALIBRATION_SEED = 640_001
 ROADS = 256
-# The network that a file was made of, in its metadata: the file's SHA-256.
-MADE_OF = "made_of"
 
 
 def main() -> int:
@@ -83,10 +85,10 @@ def rendered(folder: Path, count: int) -> list[str]:
     return files
 
 
-def put(made: Path, network: Path, precision: str) -> None:
+def put(made: Path, network: Path, precision: Precision) -> None:
     model = onnx.load(str(made))
-    model.metadata_props.add(key=MADE_OF, value=file_sha256(network))
-    path = network.with_name(f"{network.stem}_{precision}{network.suffix}")
+    model.metadata_props.add(key=MADE_OF, value=sha256_of(network))
+    path = precision_file(network, precision)
     onnx.save(model, str(path))
     print(f"{path}: {path.stat().st_size / (1 << 20):.1f} MiB")
 

@@ -309,6 +309,40 @@ def test_a_build_that_is_killed_is_told_and_a_changed_configuration_is_built(
     assert not list(tmp_path.glob("state/plans/*/.*.tmp"))
 
 
+def test_a_disk_that_fills_while_a_plan_is_built_is_told_and_the_plan_follows_once_there_is_room(
+    on_gpu: Callable[..., None],
+    tmp_path: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    if os.geteuid():
+        pytest.skip("a disk of its own needs root")
+    on_gpu("build_s=3")
+    state = tmp_path / "state"
+    state.mkdir()
+    own_disk = f'mount -t tmpfs -o size=24m tmpfs {state}; exec "$@"'
+    within = ("unshare", "--mount", "--propagation=private", "sh", "-ec", own_disk, "sh")
+    process = start(MODELS, within=within)
+    connected = client(process)
+
+    def is_said(words: str) -> None:
+        wait_until(lambda: words in network(connected)[1], BUILT_S, otherwise=process.log.read_text)
+
+    is_said("plan building: model.plan")
+    filler = Path(f"/proc/{process.popen.pid}/root{state}/filler")
+    with suppress(OSError), filler.open("wb") as file:
+        while file.write(bytes(1 << 16)):
+            pass
+    is_said("No space left on device")
+    is_said("the disk has 0 MiB left, and a plan of model.onnx takes about 8; make room there")
+    filler.unlink()
+    wait_until(
+        lambda: network(connected) == ("tensorrt_plan", ""),
+        BUILT_S,
+        otherwise=process.log.read_text,
+    )
+
+
 def build_of(process: Process) -> int:
     """The process that builds for a daemon, the first that the kernel shall kill; 0 for none."""
     for children in Path(f"/proc/{process.popen.pid}/task").glob("*/children"):

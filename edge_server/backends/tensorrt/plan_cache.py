@@ -146,13 +146,19 @@ class PlanCache:
         Raises:
             Unavailable: the disk is full, of other files than plans.
         """
-        room_bytes = onnx.stat().st_size
-        self.prune(plan, room_bytes)
-        if (there := free_bytes(self._folder)) < room_bytes:
-            raise Unavailable(
-                f"{self._folder}: the disk has {there >> 20} MiB left, and a plan of {onnx.name} "
-                f"takes about {room_bytes / (1 << 20):.0f}; make room there"
-            )
+        self.prune(plan, onnx.stat().st_size)
+        if reason := self.shortage(onnx):
+            raise Unavailable(reason)
+
+    def shortage(self, onnx: Path) -> str:
+        """Return that the disk has no room for a plan of `onnx`; "" where it has."""
+        need, there = (n / (1 << 20) for n in (onnx.stat().st_size, free_bytes(self._folder)))
+        if need <= there:
+            return ""
+        return (
+            f"{self._folder}: the disk has {there:.0f} MiB left, and a plan of {onnx.name} takes "
+            f"about {need:.0f}; make room there"
+        )
 
 
 @contextmanager
@@ -225,7 +231,9 @@ def ensure_plan(
         except (Cancelled, GivenUp):
             raise
         except EdgeServerError as error:
-            note_failure(plan, error)
+            # For want of room nothing is built; with room it may be built at once.
+            if not cache.shortage(onnx):
+                note_failure(plan, error)
             raise
         with suppress(OSError):
             plan.with_name(_NAME).unlink()

@@ -124,6 +124,8 @@ def build_options_of(config: ModelConfig) -> BuildOptions:
 
 # From here on networks have the types of their ONNX file, and no flag adds FP16 to them.
 TYPED_SINCE = (11, 0)
+# In the metadata of a network in another precision: the SHA-256 of the file that it was made of.
+MADE_OF = "made_of"
 
 
 def network_of(
@@ -137,11 +139,21 @@ def network_of(
     Args:
         onnx: the network as it was trained.
         version: of TensorRT.
+
+    Raises:
+        ModelConfigError: that file says that it was made of another network.
     """
     beside = precision_file(onnx, options.precision)
     by_file = not options.calibration if options.precision == "int8" else version >= TYPED_SINCE
     if options.precision == "fp32" or not by_file or not beside.is_file():
         return onnx, options
+    with reading(beside):
+        _, said, value = beside.read_bytes().rpartition(MADE_OF.encode())
+    if said and onnx.is_file() and sha256_of(onnx).encode() not in value:
+        raise ModelConfigError(
+            f"{beside}: was made of another {onnx.name} than is there; make it again "
+            "(training/reduce_precision.py makes it of the lane network), or remove it"
+        )
     typed = replace(options, precision="fp32", strongly_typed=True)
     return beside, options if options.precision == "int8" else typed
 

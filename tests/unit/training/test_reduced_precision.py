@@ -8,16 +8,24 @@ import numpy as np
 import onnx
 import pytest
 
-from edge_server.backends.tensorrt.plan_options import precision_file, sha256_of
+from edge_server.backends.tensorrt.plan_options import (
+    MADE_OF,
+    BuildOptions,
+    Precision,
+    network_of,
+    precision_file,
+    sha256_of,
+)
 
 SHIPPED = Path(__file__).parents[3] / "models" / "laneDetect_model" / "1" / "model.onnx"
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_it_is_of_the_network_that_ships(precision: str) -> None:
+def test_it_is_of_the_network_that_ships(precision: Precision) -> None:
     """After a training: `training/reduce_precision.py`."""
+    assert network_of(SHIPPED, BuildOptions(precision), (11, 4))[0].name != SHIPPED.name
     model = onnx.load(str(precision_file(SHIPPED, precision)))
-    made_of = [each.value for each in model.metadata_props if each.key == "made_of"]
+    made_of = [each.value for each in model.metadata_props if each.key == MADE_OF]
     assert made_of == [sha256_of(SHIPPED)]
     shipped = onnx.load(str(SHIPPED)).graph
     assert list(model.graph.input) == list(shipped.input)

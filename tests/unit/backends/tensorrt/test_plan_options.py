@@ -16,6 +16,7 @@ from edge_server.backends.tensorrt.plan_options import (
     build_options_of,
     given_profiles,
     network_of,
+    sha256_of,
     shapes,
 )
 from edge_server.errors import InvalidRequest, ModelConfigError
@@ -137,3 +138,16 @@ def test_a_precision_that_tensorrt_does_not_make_comes_from_the_file_beside_the_
     assert (found.name, chosen.precision) == (built_of, precision)
     # What a typed file is built with is a choice on TensorRT 10, and no flag.
     assert chosen.strongly_typed == (built_of == "net_fp16.onnx")
+
+
+def test_a_file_in_another_precision_is_of_the_network_beside_it(tmp_path: Path) -> None:
+    onnx, beside = tmp_path / "net.onnx", tmp_path / "net_int8.onnx"
+    onnx.write_bytes(b"weights")
+    beside.write_bytes(b"...made_of\x12\x40" + sha256_of(onnx).encode() + b"\x00")
+    int8 = BuildOptions("int8")
+    assert network_of(onnx, int8, (10, 3)) == (beside, int8)
+    onnx.write_bytes(b"other weights")
+    with pytest.raises(ModelConfigError, match=r"net_int8\.onnx: was made of another net\.onnx"):
+        network_of(onnx, int8, (10, 3))
+    beside.write_bytes(b"says nothing")
+    assert network_of(onnx, int8, (10, 3)) == (beside, int8)
