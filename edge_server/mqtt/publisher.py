@@ -220,6 +220,11 @@ class Publisher:
         if topic is not None and self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
             link.ring()
 
+    def holds(self, camera: str) -> bool:
+        """Whether lanes of a camera wait for the broker, which its next ones would replace."""
+        topic = self._lanes_of.get(camera)
+        return self.on and topic is not None and self._outbox.holds_live(topic)
+
     def publish_camera_status(
         self,
         name: str,
