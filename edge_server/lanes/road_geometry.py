@@ -208,10 +208,9 @@ def _grounds(fits: _Fits, turned_rad: float, stds_rad: Sequence[float]) -> list[
     Args:
         stds_rad: of pitch and yaw.
     """
-    points = fits.points + turned_rad * fits.by_pitch
-    x = np.where(fits.is_there, points[..., 0], np.inf)
-    order = np.argsort(x, axis=1)
-    points = points[np.arange(len(points))[:, None], order].astype(np.float32)
+    points = (fits.points + turned_rad * fits.by_pitch).astype(np.float32)
+    order = np.argsort(np.where(fits.is_there, points[..., 0], np.inf), axis=1)
+    points = points[np.arange(len(points))[:, None], order]
     coefficients = fits.coefficients + turned_rad * fits.by_angles[:, :, 0]
     by_angles = fits.by_angles * stds_rad
     covariance = fits.noise + by_angles @ by_angles.transpose(0, 2, 1)

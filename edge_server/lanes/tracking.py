@@ -41,7 +41,7 @@ _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
 # Growth of the standard deviations of c0..c3 in one second: with speed and yaw rate known, and
 # without, where steering within the lane is all that limits c0 and c1; the others are the road's.
 _GROWTH_KNOWN = np.array([0.10, 0.008, 6e-4, 1.5e-5])
-_GROWTH_UNKNOWN = np.array([0.35, 0.030, 6e-4, 1.5e-5])
+_GROWTH_UNKNOWN = np.array([0.35, 0.020, 6e-4, 1.5e-5])
 
 
 class LaneFilter:
