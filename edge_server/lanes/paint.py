@@ -287,7 +287,7 @@ def _places(lines: ImageLines, x_m: Floats, image: Image, camera: CameraModel) -
     step = np.maximum(_SAMPLE_WIDTHS * image.width, _SAMPLE_M * metre * scale[0])
     apart = np.rint(step[:, None] * _SAMPLES).astype(np.intp)
     middle = np.rint(at[1])
-    aside = (apart[:, _PLACES] + (middle - at[1])[..., None]).astype(np.float32)
+    aside = apart[:, _PLACES].astype(np.float32) + (middle - at[1]).astype(np.float32)[..., None]
     aside /= np.float32(scale[0])
     column = middle.astype(np.intp)[..., None] + apart
     row = at[0].astype(np.intp)
