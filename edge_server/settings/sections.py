@@ -14,6 +14,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # `$` would take a line end behind the name.
 NAME = r"^[a-z0-9_-]{1,64}\Z"
+# As many connections as `[grpc]` and `[http]` take.
+MOST_INFERENCES: Final = 64
 EventKind = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
 FrameworkName = Literal["pytorch", "tensorflow", "openvino", "paddle"]
 PayloadFormat = Literal["json", "protobuf"]
@@ -327,6 +329,8 @@ class Serving(Section, frozen=True):
         name: the server's name for clients.
         exit_timeout_s: seconds that in-flight requests get when the daemon stops.
         client_shared_memory: clients on this machine may register shared memory.
+        max_inferences: requests in flight at once on each of gRPC's TCP side, its socket, and HTTP;
+            each holds a thread, and the next one is refused (UNAVAILABLE, 503).
         rate_limit: whether `rate_limiter` of instance groups is applied.
         rate_limit_resources: the amounts; the default is the most that any model requires.
         cache_bytes: for responses of models with `response_cache`; 0 disables the cache.
@@ -335,6 +339,7 @@ class Serving(Section, frozen=True):
     name: str = "triton"
     exit_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=3600), applied_by("stop")] = 3.0
     client_shared_memory: bool = False
+    max_inferences: Annotated[int, msgspec.Meta(ge=1, le=1024)] = MOST_INFERENCES
     rate_limit: Literal["off", "execution_count"] = "off"
     rate_limit_resources: tuple[RateLimitResourceSection, ...] = ()
     cache_bytes: Count = 0
