@@ -215,6 +215,13 @@ class PythonModel(Model):
         self._busy: list[PythonInstance] = []
 
     def make_instance(self, name: str, placement: Placement) -> PythonInstance:
+        """Return a new instance, or the one of that name and place that runs: where only instance
+        groups have changed, the model's next scheduler has it beside the one that ends."""
+        with self._change:
+            for instance in self.instances:
+                if (instance.name, instance.placement) == (name, placement):
+                    instance.users += 1
+                    return instance
         instance = PythonInstance(name, self._context, self, placement)
         instance.open()
         with self._change:
@@ -260,6 +267,14 @@ class PythonModel(Model):
             self._busy.remove(instance)
             self._change.notify_all()
 
+    def leave(self, instance: PythonInstance) -> bool:
+        """Return whether this was the last user of `instance`, which then ends."""
+        with self._change:
+            instance.users -= 1
+            if not instance.users and instance in self.instances:
+                self.instances.remove(instance)
+            return not instance.users
+
     def changed(self) -> None:
         """Wake the waiting callers after an instance has come up or gone down."""
         with self._change:
@@ -280,7 +295,9 @@ class PythonInstance:
         model: PythonModel,
         placement: Placement = ON_CPU,
     ) -> None:
-        self._name = name
+        self.name = name
+        self.placement = placement
+        self.users = 1
         self._context = context
         self._model = model
         self._started_s: float | None = None
@@ -318,7 +335,7 @@ class PythonInstance:
             why = self._why_down
             self.close()
             raise ModelLoadError(
-                f"{self._start.directory}/{self._start.filename}: instance '{self._name}' does not "
+                f"{self._start.directory}/{self._start.filename}: instance '{self.name}' does not "
                 f"start: {why}"
             )
 
@@ -353,16 +370,18 @@ class PythonInstance:
             finally:
                 self._model.give_back(lent)
         for request in requests:
-            request.respond(error or unhealthy(self._name, self._why), True)
+            request.respond(error or unhealthy(self.name, self._why), True)
         return None
 
     def not_ready_reason(self) -> str:
         session = self.session
         why = self._why if session is None else session.not_ready_reason()
-        return why and f"instance '{self._name}': {why}"
+        return why and f"instance '{self.name}': {why}"
 
     def close(self) -> None:
-        """Let the model finalize, within a time limit, and end the process."""
+        """Let the model finalize, within a time limit, and end the process, with its last user."""
+        if not self._model.leave(self):
+            return
         self._worker.ask_to_stop()
         with self._lock:
             self._closed = True
@@ -381,12 +400,12 @@ class PythonInstance:
         arena_bytes = self._context.parameters.arena_bytes
         try:
             interpreter = self._context.program.interpreter
-            process = ChildProcess(self._name, arena_bytes, self._log, interpreter)
+            process = ChildProcess(self.name, arena_bytes, self._log, interpreter)
         # Also a ValueError, for a name with a NUL.
         except Exception as error:  # noqa: BLE001  # any other would leave `open` waiting for ever
             self._why_down = f"its process cannot be started: {error}"
         else:
-            session = ChildSession(self._name, self._context, process)
+            session = ChildSession(self.name, self._context, process)
             with self._lock:
                 self._session = session
                 if self._closed:
@@ -406,7 +425,7 @@ class PythonInstance:
         log.warning(
             "model %s: instance %s is down, again in %.1f s: %s",
             self._model_name,
-            self._name,
+            self.name,
             delay_s,
             self._why_down,
         )
@@ -417,5 +436,5 @@ class PythonInstance:
         self._started_s = time.monotonic()
         self._model.changed()
         if self._first_tried.is_set():
-            log.info("model %s: instance %s is back", self._model_name, self._name)
+            log.info("model %s: instance %s is back", self._model_name, self.name)
         self._first_tried.set()
