@@ -24,7 +24,7 @@ def initialize(self, args):
     open(os.path.join(FOLDER, f"{self.name}-{os.getpid()}"), "w").close()
     while len(os.listdir(FOLDER)) < LEAST:
         time.sleep(0.01)
-    if self.name == "m_1" and FAILS:
+    if self.name == "m_0_1" and FAILS:
         raise ValueError("no weights")
     while FAILS:
         time.sleep(0.01)
@@ -72,7 +72,7 @@ def test_where_one_does_not_start_the_others_are_not_waited_for(
     serve_starts: Callable[..., Any],
 ) -> None:
     served = serve_starts(3, least=3, fails=True)
-    assert "instance 'm_1' does not start: ValueError: no weights" in str(served.failed["m"].error)
+    assert "instance 'm_0_1' does not start: ValueError: no weights" in str(served.failed[0].reason)
 
 
 def test_a_change_of_the_instance_group_alone_keeps_the_processes_that_stay(
@@ -96,4 +96,4 @@ def test_a_change_of_the_instance_group_alone_keeps_the_processes_that_stay(
     assert sum(map(len, after.values())) == 4
     assert len(served.model("m").instances) == 2
     pid = str(served.values("m", 0)[0])
-    assert pid in before["m_0"] | before["m_1"]
+    assert pid in before["m_0_0"] | before["m_0_1"]
