@@ -139,6 +139,12 @@ class Repository(Section, frozen=True):
             raise ValueError(
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
+        for path in self.paths:
+            if "://" in path:
+                raise ValueError(
+                    f"{path}: models are served from local disks; `edge-server models pull` brings "
+                    "a model from S3, HTTPS or OCI into a directory"
+                )
 
 
 class Mqtt(Section, frozen=True):
@@ -350,7 +356,8 @@ class TraceSection(Section, frozen=True):
 
     Attributes:
         level: TIMESTAMPS records when each request was received, queued, computed and completed.
-        rate: one of so many requests is traced.
+        rate: one of so many requests is traced; with `[tracing]` 0 traces those alone whose caller
+            does.
         count: maximum number of traces; -1 is unlimited.
         log_frequency: traces per file before the next file begins, `file.0`, `file.1`, …; 0 is one
             file.
@@ -358,7 +365,7 @@ class TraceSection(Section, frozen=True):
     """
 
     level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
-    rate: Positive = 1000
+    rate: Count = 1000
     count: Annotated[int, msgspec.Meta(ge=-1)] = -1
     log_frequency: Count = 0
     file: Annotated[str, applied_by(RESTART)] = ""
@@ -441,6 +448,8 @@ class Python(Section, frozen=True):
             daemon's own secrets and state always stay closed.
         unix_sockets: whether the models may connect to Unix sockets. By default they may unless
             the daemon serves gRPC on one: they run as the daemon's user, to whom it is open.
+        backends: Triton's directory of backends: a model whose `backend` is the name of a directory
+            in it with a `model.py` is run by that file.
         interpreters: backend → the Python that runs its models, which has that framework, msgspec
             and numpy; without an entry it is the daemon's own.
     """
@@ -450,4 +459,5 @@ class Python(Section, frozen=True):
     writable: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     unix_sockets: bool | None = None
+    backends: str = ""
     interpreters: dict[FrameworkName, str] = {}

@@ -10,8 +10,8 @@ continues after that limit; a load that takes minutes belongs in `initialize`.
 
 `settings.Python` sets the sandbox of the process; see docs/python_models.md.
 
-`PythonParameters` are this backend's; all others belong to the model, and
-`FORCE_CPU_ONLY_INPUT_TENSORS` has no effect: tensors are always in host memory.
+`PythonParameters` are this backend's, and `EXECUTION_ENV_PATH` (see `environments`); all others
+belong to the model. Tensors are always in host memory, as `FORCE_CPU_ONLY_INPUT_TENSORS` has it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import logging
 import math
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import Model, check_parameters, ours
@@ -33,6 +35,7 @@ from edge_server.backends.python.context import (
     PythonParameters,
     start_message,
 )
+from edge_server.backends.python.environments import environment_of
 from edge_server.backends.python.in_flight import latest_deadline
 from edge_server.backends.python.session import ChildProcess, ChildSession, unhealthy
 from edge_server.errors import (
@@ -44,6 +47,7 @@ from edge_server.errors import (
 )
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import ON_CPU, Completion, ModelConfig
+from edge_server.model_config.fields import NO_EFFECT
 from edge_server.model_config.files import require_path
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.model_config.validation import validate
@@ -53,13 +57,14 @@ from edge_server.process.worker import Backoff, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from edge_server.backends.contract import ExecuteRequest, LoadContext, ModelMetric, Phases
     from edge_server.model_config.config import Placement
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
+
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -74,16 +79,19 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             f"{files.config_path}: default_model_filename '{filename}': a Python model is a file "
             "of the version directory that can be imported, such as model.py"
         )
-    require_path(directory / filename, config.name)
+    require_path(Path(config.program or directory, filename), config.name)
     parameters = checked_parameters(files, config)
-    if config.completion.auto and (completed := run_for_completion(directory, config, parameters)):
+    program = replace(USERS_PROGRAM, environment=environment_of(directory, config))
+    if config.completion.auto and (
+        completed := run_for_completion(directory, config, parameters, program)
+    ):
         config = _merged(files, config, completed)
     if config.max_batch_size > 0 and not config.inputs:
         raise ModelConfigError(
             f"{files.config_path}: model '{config.name}' has no inputs, and batches: name them in "
             "config.pbtxt, or in its auto_complete_config"
         )
-    validate(config.message, files, frozenset({config.backend}), Completion(auto=False))
+    validate(config.message, files, frozenset({config.message.backend}), Completion(auto=False))
     return config
 
 
@@ -91,8 +99,19 @@ def load(context: LoadContext) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
     directory, config = context.directory, context.config
     check_sandbox(directory / config.default_model_filename, config, warn=True)
-    parameters = PythonParameters.of(config)
-    return PythonModel(ModelContext(directory, config, parameters, context.server))
+    if config.parameters.get(_FORCE_CPU, "yes").lower() == "no":
+        log.warning(
+            "model %s: parameter '%s' %s: a Python model's tensors are on the host",
+            config.name,
+            _FORCE_CPU,
+            NO_EFFECT,
+        )
+    program = replace(USERS_PROGRAM, environment=environment_of(directory, config, warn=True))
+    return PythonModel(
+        ModelContext(
+            directory, config, PythonParameters.of(config), context.server, program=program
+        )
+    )
 
 
 def check_sandbox(path: Path, config: ModelConfig, *, warn: bool = False) -> None:
@@ -114,12 +133,6 @@ def checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParamete
     Raises:
         ModelConfigError: a parameter's value is invalid; the text names the file.
     """
-    if "EXECUTION_ENV_PATH" in config.parameters:
-        raise ModelConfigError(
-            f"{files.config_path}: parameters: EXECUTION_ENV_PATH: this server runs every Python "
-            "model on its own interpreter; install what the model needs there, and remove the "
-            "parameter"
-        )
     check_parameters(files, ours(config, PythonParameters), PythonParameters)
     return PythonParameters.of(config)
 
