@@ -83,6 +83,12 @@ class Settings(Section, frozen=True):
                     f"(--{one}-port, --{other}-port)"
                 )
 
+        if self.trace.rate == 0 and not self.tracing.enabled:
+            raise ValueError(
+                "trace.rate must be non-zero; 0 is for OpenTelemetry (--trace-config "
+                "mode=opentelemetry), which then traces only requests of traced callers"
+            )
+
     def without_effect(self) -> list[str]:
         """Return a line for each setting that has no effect beside the others."""
         lines = []
@@ -212,6 +218,11 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
     cameras = table.get("cameras")
     cameras = cameras if isinstance(cameras, dict) else {}
     message, _, location = text.partition(" - at ")
+    if location.startswith("`key`") and not location.endswith("$.cameras`"):
+        table_name = location.partition("`$.")[2].rstrip("`")
+        known = next(get_args(t) for t in types_in(type_of(table_name)) if get_origin(t) is Literal)
+        key = message.removeprefix("Invalid enum value ").strip("'")
+        return without_logins(f"{table_name}.{key}: unknown key; known: {', '.join(known)}")
     if location.startswith("`key`"):
         names = ", ".join(name for name in cameras if not re.search(NAME, name))
         return without_logins(f"cameras: a name has {_NAME_IN_WORDS}; got: {names}")
@@ -231,7 +242,7 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
         got = message.removeprefix("Invalid enum value ")
         words = next(get_args(t) for t in types_in(type_of(path)) if get_origin(t) is Literal)
         message = f"expected one of {', '.join(words)}; got {got}"
-    if "[...]" in path:
+    if "[...]" in path and path.startswith("cameras"):
         path = path.replace("[...]", f".{_first_faulty(cameras)}")
     if message.lower().startswith("expected `") or message.startswith(f"expected {_NAME_IN_WORDS}"):
         message = in_words(message, path, table)
