@@ -411,7 +411,8 @@ class Metrics(Section, frozen=True):
     Attributes:
         counter_latencies: total times of each model's requests, and what its cache has saved.
         summary_latencies: `summary_quantiles` of these times in the last minute.
-        histogram_latencies: how long decoupled models take to their first response.
+        histogram_latencies: how long each phase of requests takes, and how long decoupled models
+            take to their first response.
     """
 
     enabled: bool = True

@@ -52,6 +52,7 @@ from edge_server.model_config.files import require_path
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.model_config.validation import validate
 from edge_server.process.channel import ChannelClosed
+from edge_server.process.child import private_bytes
 from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 from edge_server.process.worker import Backoff, Worker
 
@@ -252,6 +253,10 @@ class PythonModel(Model):
 
     def metrics(self) -> Sequence[ModelMetric]:
         return self._context.metrics.metrics()
+
+    def memory_bytes(self) -> int:
+        sessions = [instance.session for instance in list(self.instances)]
+        return sum(private_bytes(session.pid) for session in sessions if session is not None)
 
     def lend(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
         """Lend `own`; while it is down, the first instance that is up and free, or None.

@@ -134,7 +134,16 @@ def _unpacked(archive: Path, where: str) -> Path:
 def _unpack(archive: Path, directory: Path, where: str) -> None:
     """A program of its own does it: an archive has many small files, and Python's lock is held for
     each of them."""
-    command = ["nice", "tar", "--extract", "--no-same-owner", "--file", archive, "-C", directory]
+    command = [
+        "nice",
+        "tar",
+        "--extract",
+        "--no-same-owner",
+        "--file",
+        str(archive),
+        "-C",
+        str(directory),
+    ]
     with subprocess.Popen(  # noqa: S603 - a fixed program
         command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:
