@@ -14,7 +14,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # `$` would take a line end behind the name.
 NAME = r"^[a-z0-9_-]{1,64}\Z"
-# As many connections as `[grpc]` and `[http]` take.
+# Clients measure with as many (`perf_analyzer --concurrency-range=64`).
 MOST_INFERENCES: Final = 64
 EventKind = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
 FrameworkName = Literal["pytorch", "tensorflow", "openvino", "paddle"]

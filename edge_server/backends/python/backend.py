@@ -245,7 +245,7 @@ class PythonModel(Model):
     def not_ready_reason(self) -> str:
         """Return why no instance can execute now; empty when at least one instance can."""
         reasons = []
-        for instance in self.instances:
+        for instance in list(self.instances):
             if not (reason := instance.not_ready_reason()):
                 return ""
             reasons.append(reason)
