@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
     from edge_server.board.facts import BoardFacts
+    from edge_server.process.histogram import Distribution
 
 
 def _board(sources: Sources) -> Iterator[Metric]:
@@ -224,7 +225,7 @@ def _models(sources: Sources) -> Iterator[Metric]:
     sizes = {key: each.n_bytes for key, each in copies.items()}
     yield from many("edge_tensor_copied_bytes_total", sizes)
     yield from many("edge_model_memory_bytes", {key: m.memory_bytes() for key, m in loaded})
-    phases = {
+    phases: dict[tuple[str, ...], Distribution] = {
         (*key, phase): found
         for key, model in loaded
         for phase, found in model.statistics.phases_s().items()
