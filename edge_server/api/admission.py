@@ -141,7 +141,8 @@ class Admission:
             return Unavailable(self._stopping)
         if self.inside == self._limit:
             return Unavailable(
-                f"Exceeds maximum queue size: {self._limit} inferences are in flight already"
+                f"Exceeds maximum queue size: {self._limit} inferences are in flight already "
+                "(serving.max_inferences)"
             )
         return None
 

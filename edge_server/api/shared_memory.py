@@ -220,7 +220,7 @@ class SharedMemory:
                 f"Integer overflow detected: byte_size ({byte_size}) + offset ({offset}) exceeds "
                 f"maximum value ({_LARGEST}) for region '{name}'"
             )
-        if offset > region.byte_size:
+        if offset >= region.byte_size:
             raise InvalidRequest(f"Invalid offset for shared memory region: '{name}'")
         if offset + byte_size > region.byte_size:
             raise InvalidRequest(f"Invalid offset + byte size for shared memory region: '{name}'")

@@ -190,6 +190,11 @@ class Model(Protocol):
     def metrics(self) -> Sequence[ModelMetric]:
         return ()
 
+    def memory_bytes(self) -> int | None:
+        """Return the memory of the model's processes; None for a model within the daemon, whose
+        memory cannot be told from that of others."""
+        return None
+
     def close(self) -> None:
         """Release what the model owns; nothing by default."""
         return

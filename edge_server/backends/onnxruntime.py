@@ -8,7 +8,9 @@ that a provider does not know run on the next one, the processor last.
 
 Parameters in config.pbtxt: `intra_op_thread_count` (default 0: one per core),
 `inter_op_thread_count` (default 1), `execution_mode` (default 0: operators run one after the other;
-1: in parallel), `enable_mem_arena` and `enable_mem_pattern` (default true),
+1: in parallel), `enable_mem_arena` and `enable_mem_pattern` (default true), on CUDA
+`gpu_mem_limit` in bytes, `cudnn_conv_algo_search`, `arena_extend_strategy` and
+`do_copy_in_default_stream` in Triton's numbers,
 `memory.enable_memory_arena_shrinkage` (`cpu:0`: release arena memory after each run) and
 `allow_spinning` (default false: waiting threads sleep, so that an idle daemon uses no CPU). Any
 other parameter has no effect, which the log reports; clients see that parameter in the model's
@@ -92,6 +94,13 @@ _TENSORRT = frozenset(
         *("int8_calibration_table_name", "int8_use_native_calibration_table"),
     }
 )
+# Parameters of a model for CUDA, and what Triton's numbers stand for.
+_CUDA_WORDS: Mapping[str, Sequence[str]] = {
+    "gpu_mem_limit": (),
+    "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+    "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+    "do_copy_in_default_stream": (),
+}
 _PRECISIONS = {"FP32": "", "FP16": "fp16", "BF16": "bf16", "INT8": "int8"}
 # Triton passes OpenVINO nothing; these are the provider's own.
 _OPENVINO = frozenset({"device_type", "precision", "num_of_threads", "num_streams", "cache_dir"})
@@ -113,12 +122,16 @@ def providers_of(
     ]
     on_gpu = placement.kind == "GPU"
     if chosen.gpu_execution_accelerator and not on_gpu:
+        way_out = "give KIND_GPU, or remove the accelerator"
+        if not config.completion.gpus:
+            way_out = "there is no GPU here: remove the accelerator, or serve it where one is"
         raise ModelConfigError(
             f"gpu_execution_accelerator '{asked[0][0]}' is for instances on a GPU, and this one is "
-            f"of KIND_{placement.kind}; give KIND_GPU, or remove the accelerator"
+            f"of KIND_{placement.kind}; {way_out}"
         )
     if on_gpu and "cuda" not in dict(asked):
         asked.append(("cuda", {}))
+    of_cuda = dict(_cuda_options(parameters_of(config, OnnxRuntimeParameters)))
     device = {"device_id": str(placement.gpu or 0)} if on_gpu else {}
     found = []
     for name, parameters in asked:
@@ -130,6 +143,8 @@ def providers_of(
                 f"{'give KIND_CPU' if on_gpu else 'remove the accelerator'}"
             )
         options = dict(_options(name, parameters))
+        if name == "cuda":
+            options = {**of_cuda, **options}
         found.append(Provider(provider, options if name == "openvino" else {**options, **device}))
     return [*found, Provider(CPU, {})]
 
@@ -168,6 +183,13 @@ def _options(name: str, parameters: Mapping[str, str]) -> Iterator[tuple[str, st
             )
 
 
+def _cuda_options(parameters: OnnxRuntimeParameters) -> Iterator[tuple[str, str]]:
+    """Yield CUDA's options for the model's parameters, whose values are numbers."""
+    for name, words in _CUDA_WORDS.items():
+        if (value := getattr(parameters, name)) is not None:
+            yield name, words[value] if words else str(value)
+
+
 _ONNX_TYPES = {
     **{f"tensor({each.numpy.name})": each for each in DataType},
     "tensor(float)": DataType.FP32,
@@ -179,6 +201,7 @@ _ONNX_TYPES = {
 
 # ONNX's number for bfloat16, a type that numpy lacks.
 _ONNX_BFLOAT16 = 16
+_ERROR, _FATAL = 3, 4
 _GRAPH_LEVELS = {
     0: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -199,6 +222,10 @@ class OnnxRuntimeParameters(BackendParameters, frozen=True):
         default="", name="memory.enable_memory_arena_shrinkage"
     )
     allow_spinning: bool = False
+    gpu_mem_limit: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    cudnn_conv_algo_search: Literal[0, 1, 2] | None = None
+    arena_extend_strategy: Literal[0, 1] | None = None
+    do_copy_in_default_stream: Literal[0, 1] | None = None
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -212,6 +239,13 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             name,
             ", ".join(OnnxRuntimeParameters.__struct_encode_fields__),
         )
+    for name in sorted(_CUDA_WORDS.keys() & own.parameters.keys()):
+        if all(placement.gpu is None for placement in _placements(config)):
+            log.warning(
+                "model %s: parameter '%s' has no effect here: no instance is on a GPU",
+                config.name,
+                name,
+            )
     level = config.message.optimization.graph.level
     if level not in _GRAPH_LEVELS:
         raise ModelConfigError(
@@ -223,7 +257,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     for placement in _placements(config):
         _providers(files.config_path, config, placement)
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = _ERROR
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = _open_session(path, options)
     signature = Signature(
@@ -243,7 +277,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
 def load(context: LoadContext) -> OnnxModel:
     config = context.config
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = _ERROR
     parameters = parameters_of(config, OnnxRuntimeParameters)
     options.intra_op_num_threads = parameters.intra_op_thread_count
     options.inter_op_num_threads = parameters.inter_op_thread_count
@@ -338,6 +372,8 @@ class OnnxModel(Model):
                 fed[name] = _as_str(name, fed[name])
             run, taken = session.run, _from_runtime
         options = ort.RunOptions()
+        # The error of a run goes to its client; ONNX Runtime would print it to stderr as well.
+        options.log_severity_level = _FATAL
         if self._arena_shrinkage:
             options.add_run_config_entry(
                 "memory.enable_memory_arena_shrinkage", self._arena_shrinkage

@@ -7,7 +7,8 @@ for it.
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
+import logging
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -32,6 +33,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.tracing import TraceFile
+from edge_server.model_config.fields import NO_EFFECT
 from edge_server.mqtt.broker import address_of, faults_of
 from edge_server.mqtt.clients import try_broker
 from edge_server.pipeline.fair_shares import FairShares
@@ -55,15 +57,44 @@ class Findings:
         well: successful checks, and warnings.
         faults: permanent errors that `run` would refuse, with the remedy.
         unavailable: errors that would end `run` now, but may be temporary.
+        no_effects: what the models' configurations ask for and the daemon does not act on.
     """
 
     well: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     unavailable: list[str] = field(default_factory=list)
+    no_effects: list[str] = field(default_factory=list)
 
     def note(self, error: EdgeServerError, prefix: str = "") -> None:
         """Add `error` to the errors of exit code 69, or to those of 78."""
         (self.unavailable if may_pass(error) else self.faults).append(f"{prefix}{error}")
+
+
+class _NoEffects(logging.Handler):
+    """Keeps what the daemon would log of a model's configuration that it does not act on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if NO_EFFECT in record.msg and (line := record.getMessage()) not in self.lines:
+            self.lines.append(line)
+
+
+@contextmanager
+def _no_effects() -> Iterator[list[str]]:
+    ours, kept = logging.getLogger("edge_server"), _NoEffects()
+    level, propagate = ours.level, ours.propagate
+    ours.addHandler(kept)
+    ours.setLevel(logging.WARNING)
+    ours.propagate = False
+    try:
+        yield kept.lines
+    finally:
+        ours.removeHandler(kept)
+        ours.setLevel(level)
+        ours.propagate = propagate
 
 
 def check(settings: chosen.Settings) -> Findings:
@@ -72,7 +103,8 @@ def check(settings: chosen.Settings) -> Findings:
     _check_ports(settings, findings)
     models = models_aside(settings.repository, settings.serving, python_of(settings))
     with models as (control, data_plane):
-        faulty_models = _check_models(settings.repository, control, data_plane, findings)
+        with _no_effects() as findings.no_effects:
+            faulty_models = _check_models(settings.repository, control, data_plane, findings)
         for name, camera in settings.cameras.items():
             _check_camera(name, camera, data_plane, faulty_models, findings)
         for try_it, well in _tries(settings):

@@ -100,6 +100,12 @@ models promote | cli.models:promote | put a candidate in the place of the model 
     @ssh
   $ lane_candidate --to /srv/models --until-passed
   $ lane_candidate --to root@truck-7:/srv/models --wait
+models env | cli.model_env:make_environments | make what a Python model's requirements.txt names
+    DIR  the model; each of its versions has a requirements.txt of its own, or none
+    --to DIR  the state directory of the daemon; default: the installed one's, else yours
+  For each requirements.txt beside a model.py this has pip make a directory of packages, which the
+  model imports before those of edge-server. What has been made of the same text is taken as it is.
+  $ /srv/models/preprocess
 
 models sign | cli.models:sign | write a model's manifest and signature into its directory
     DIR  the model

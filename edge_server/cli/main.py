@@ -111,6 +111,12 @@ def _command_line() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
             add_help=False,
         )
         add_settings_flags(each, verb.name)
+        if verb.name == "check":
+            each.add_argument(
+                "--strict",
+                action="store_true",
+                help="what has no effect is an error: fields of models, flags, settings",
+            )
         each.set_defaults(verb=verb)
     return parser, add_verbs(parser.prog, verbs, Verb.all_of(COMMANDS))
 

@@ -172,7 +172,8 @@ def choose_file(
     arguments: argparse.Namespace, installed: Path = INSTALLED, user: str = "edge-server"
 ) -> str:
     """Have `check` without a flag take the settings of the service; return what it then checks."""
-    flags = [name for name, value in vars(arguments).items() if value and name != "config"]
+    others = {"config", "strict"}
+    flags = [name for name, value in vars(arguments).items() if value and name not in others]
     if arguments.config is None and not set(flags) - {"verb", "flags"} and installed.is_file():
         arguments.config = installed
     if arguments.config is not None:
@@ -204,7 +205,13 @@ def run_check(arguments: argparse.Namespace) -> int:
     findings = check(settings)
     if arguments.config == INSTALLED:
         findings.well += unseen_by_service(settings)
-    for line in (what, *findings.well, *(f"note: {note}" for note in notes)):
+    lines = [what, *findings.well]
+    if arguments.strict:
+        findings.faults += [*findings.no_effects, *notes]
+    else:
+        lines += [f"warning: {line}" for line in findings.no_effects]
+        lines += [f"note: {note}" for note in notes]
+    for line in lines:
         print(line, flush=True)
     code = OK
     if findings.unavailable:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 OK, WARNING, FAULT = "✔", "‼", "✘"
 _MODELS = ("MODEL", "VERSION", "STATE", "BACKEND", "DEVICE", "REQUESTS", "FAILED", "PER S")
-_MODEL_TIMES = ("MEAN ms", "QUEUE ms", "INFER ms")
+_MODEL_TIMES = ("MEAN ms", "QUEUE ms", "INFER ms", "MEM MiB")
 _CAMERAS = ("CAMERA", "STATE", "MODEL", "FPS", "LANES/S", "LANES", "AGE ms", "MEAN ms", "DROPPED")
 # For terminals that are not of UTF-8.
 PLAIN = str.maketrans({OK: "+", WARNING: "!", FAULT: "x", "°": " ", "…": "."})
@@ -82,9 +82,10 @@ def _models(models: tuple[ModelReport, ...] | None) -> Iterator[str]:
     for each in models:
         counts = (UNKNOWN if c is None else str(c) for c in (each.requests, each.failed))
         times = map(number, (each.per_s, each.mean_ms, each.queue_ms, each.infer_ms))
+        memory = number(each.memory_bytes and each.memory_bytes / 2**20, 0)
         where = each.backend or UNKNOWN, each.devices or UNKNOWN
         first = (each.name, each.version or UNKNOWN, each.state, *where)
-        rows.append((*first, *counts, *times))  # type: ignore[arg-type]
+        rows.append((*first, *counts, *times, memory))  # type: ignore[arg-type]
     lines = table(rows, left=range(5))
     yield f"  {lines[0]}"
     for each, line in zip(models, lines[1:], strict=True):

@@ -127,6 +127,7 @@ class ModelReport:
         reason: why its state is not READY, or what a READY one responds without; of a LOADING one,
             how far its plan is.
         devices: that it runs on; empty where metrics cannot be read, and of an ensemble.
+        memory_bytes: of its processes; None for a model within the daemon.
         degraded: this machine should serve another configuration; `reason` says why it does not.
         requests: successful ones since it was loaded; likewise `failed`.
         per_s: successful requests between the samples; `mean_ms` to `infer_ms` are means of these.
@@ -138,6 +139,7 @@ class ModelReport:
     reason: str
     backend: str = ""
     devices: str = ""
+    memory_bytes: float | None = None
     degraded: bool = False
     requests: int | None = None
     failed: int | None = None
@@ -304,6 +306,7 @@ def _models(before: DaemonSample, now: DaemonSample) -> tuple[ModelReport, ...] 
         if key in counted:
             numbers = _rates(earlier.get(key), counted[key], seconds)
         numbers |= _placed(now.metrics, *key)
+        numbers["memory_bytes"] = _memory_bytes(now.metrics, *key)
         backend = now.backends.get(entry.name, "")
         reports.append(
             ModelReport(entry.name, entry.version, entry.state, entry.reason, backend, **numbers)
@@ -319,6 +322,12 @@ def _placed(metrics: Scrape | None, model: str, version: str) -> dict[str, Any]:
         ):
             return {"devices": labels["devices"], "degraded": not value}
     return {}
+
+
+def _memory_bytes(metrics: Scrape | None, model: str, version: str) -> float | None:
+    if metrics is None:
+        return None
+    return metrics.value("edge_model_memory_bytes", model=model, version=version)
 
 
 def _rates(before: Any | None, now: Any, seconds: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.headers import HeaderForwarding
 from edge_server.api.http.page.state import PictureWriter
-from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi
+from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi, gate_and_threads
 from edge_server.api.http.sources import LaneLatency
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.board.board import is_jetson
@@ -130,6 +130,7 @@ def build_requests(
         log_switches=log_switches,
         tokens=tokens,
         requests=counts,
+        max_inferences=serving.max_inferences,
     )
     rest = RestApi(
         inference.data_plane,
@@ -138,6 +139,7 @@ def build_requests(
         AccessRules.of_http(http, grpc, tokens),
         inference.tracer,
         log_switches,
+        *gate_and_threads(serving.max_inferences),
         BoundedControl(inference.control, LOADS_AT_ONCE),
         shared_memory,
         HeaderForwarding(http.forward_headers, (each.header for each in http.restricted)),

@@ -374,5 +374,6 @@ def span_sender(settings: Settings, identity: Identity) -> SpanSender | None:
         "service.version": identity.version,
         "service.instance.id": identity.device,
     }
-    share = 1 / settings.trace.rate if tracing.sample is None else tracing.sample
+    rate = settings.trace.rate
+    share = (rate and 1 / rate) if tracing.sample is None else tracing.sample
     return otlp.SpanSender(tracing, share, about)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from functools import partial
-from itertools import zip_longest
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -18,7 +17,8 @@ from edge_server.errors import (
 )
 from edge_server.inference.line import Waiter
 from edge_server.inference.registry import Submits
-from edge_server.process.threads import side_by_side
+from edge_server.model_config.fields import PROCESS_BACKENDS
+from edge_server.process.threads import run_parallel, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +39,8 @@ _FORESEEN = 0.75
 # After so many urgent callers in a row one of the others is next: cameras that keep a model busy
 # leave a quarter of its runs to clients.
 _URGENT_IN_A_ROW = 3
+# Processes of a model that start at the same time.
+_STARTS_AT_ONCE = 4
 _TOO_LATE = "the request's deadline passed before an instance was idle"
 
 
@@ -248,23 +250,30 @@ def _make(config: ModelConfig, model: MakesInstances, limiter: RateLimiter | Non
             "instance_group be not passive"
         )
     shares = limiter.enrol(groups) if limiter is not None else []
-    wanted = [
-        (f"{group.name}_{i}", placement, group.passive)
-        for group in groups
-        for i, placement in enumerate(group.placements)
-    ]
-    made: list[_Made] = []
+    # Several groups may have one name.
+    numbers: Counter[str] = Counter()
+    wanted: list[tuple[str, Placement, bool]] = []
+    for group in groups:
+        for placement in group.placements:
+            wanted.append((f"{group.name}_{numbers[group.name]}", placement, group.passive))
+            numbers[group.name] += 1
+    made: dict[int, _Made] = {}
+
+    def make(index: int) -> None:
+        name, placement, passive = wanted[index]
+        instance = model.make_instance(name, placement)
+        made[index] = _Made(instance, passive, shares[index] if shares else None)
+
+    # Only instances of their own process share nothing while they start.
+    at_once = _STARTS_AT_ONCE if config.backend in PROCESS_BACKENDS else 1
     try:
-        # One by one, so that a failure leaves the earlier ones known.
-        for (name, placement, passive), share in zip_longest(wanted, shares):
-            made.append(_Made(model.make_instance(name, placement), passive, share))
+        run_parallel(f"start-{config.name}", at_once, make, range(len(wanted)), all_or_none=True)
     except BaseException:
-        for each in made:
-            each.instance.close()
+        side_by_side([each.instance.close for each in made.values()], "close-instance")
         if limiter is not None:
             limiter.leave(shares)
         raise
-    return made
+    return [made[index] for index in range(len(wanted))]
 
 
 def _pool_of(made: Sequence[_Made], limiter: RateLimiter | None) -> InstancePool:

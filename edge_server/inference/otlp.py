@@ -45,6 +45,10 @@ _PHASES = (
     ("compute_infer", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START"),
     ("compute_output", "COMPUTE_OUTPUT_START", "COMPUTE_END"),
 )
+# How the events of each of Triton's spans begin.
+_OF_THE_CALL = ("GRPC_", "HTTP_")
+_OF_A_MODEL = ("REQUEST_", "QUEUE_", "INFER_")
+_OF_COMPUTE = ("COMPUTE_",)
 # Of one model in a request: itself, queue, compute and its phases.
 _MOST_OF_A_MODEL = 6
 # Limit of spans that wait to be sent: some 3 MiB. Those beyond it are dropped and counted.
@@ -155,6 +159,7 @@ def request_spans(
             attributes={"triton.model_name": first.model_name},
             error=first.error,
             kind=SpanKind.SERVER,
+            events=_events(first, _OF_THE_CALL),
         )
     contexts: dict[int, SpanContext] = {}
     for trace in traces:
@@ -186,7 +191,7 @@ def _model_spans(
         end_ns,
         attributes=attributes,
         error=error,
-        events=trace.moments,
+        events=_events(trace, _OF_A_MODEL),
     )
     queued_ns, computed_ns = moments.get("QUEUE_START"), moments.get("COMPUTE_START")
     if queued_ns is not None and computed_ns is not None:
@@ -194,10 +199,15 @@ def _model_spans(
     if computed_ns is None or "COMPUTE_END" not in moments:
         return
     compute = child_of(context)
-    yield make("compute", compute, context, computed_ns, moments["COMPUTE_END"])
+    events = _events(trace, _OF_COMPUTE)
+    yield make("compute", compute, context, computed_ns, moments["COMPUTE_END"], events=events)
     for name, begin, end in _PHASES:
         if begin in moments and end in moments:
             yield make(name, child_of(compute), compute, moments[begin], moments[end])
+
+
+def _events(trace: ModelTrace, begun: tuple[str, ...]) -> list[tuple[str, int]]:
+    return [moment for moment in trace.moments if moment[0].startswith(begun)]
 
 
 class FrameTrace:

@@ -160,6 +160,9 @@ class LoadedModel:
     def metrics(self) -> Sequence[ModelMetric]:
         return () if self.model is None else self.model.metrics()
 
+    def memory_bytes(self) -> int | None:
+        return None if self.model is None else self.model.memory_bytes()
+
     def close(self) -> None:
         """Release the resources without another user; called when no request runs any more."""
         try:

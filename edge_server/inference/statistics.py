@@ -31,7 +31,8 @@ _LOG_GROWTH = math.log(1.02)
 @dataclass(frozen=True)
 class LatencyMetrics:
     """Which metrics of latencies are kept (Triton's `--metrics-config`): total times, `quantiles`
-    of the last minute, the time to the first response of decoupled models.
+    of the last minute; histograms of the phases of requests, and of the time to the first response
+    of decoupled models.
     """
 
     counters: bool = True
@@ -87,15 +88,6 @@ def _quantile_ns(window: Counter[int], share: float) -> float:
     return math.nan
 
 
-_SUMMARIES = (
-    "request",
-    "queue",
-    "compute_input",
-    "compute_infer",
-    "compute_output",
-    "cache_hit",
-    "cache_miss",
-)
 # A model may send responses without end; each index has a counter, and all go to clients.
 _MOST_RESPONSES = 1000
 # The upper bounds of the buckets: four per power of two from 1 us, so that each bound is at most a
@@ -103,6 +95,13 @@ _MOST_RESPONSES = 1000
 _BOUNDS_NS = [(5 + quarter) << octave >> 2 for octave in range(10, 64) for quarter in range(4)]
 
 
+PHASES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+_SUMMARIES = (*PHASES, "cache_hit", "cache_miss")
+# Of a phase in s, which Prometheus can add up over models and devices.
+_PHASE_BOUNDS_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0),
+)
 COUNTERS_ONLY = LatencyMetrics()
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
@@ -239,6 +238,7 @@ class ModelStatistics:
         self._latencies = Buckets(_BOUNDS_NS)
         self._summaries = {n: SlidingSummary() for n in _SUMMARIES if self.kept.summaries}
         self._first_responses = Buckets(self._bounds_ms) if self._bounds_ms else None
+        self._phases = {n: Buckets(_PHASE_BOUNDS_S) for n in PHASES if self.kept.histograms}
 
     def p99_ns(self, least: int) -> int:
         """An upper bound of 99 % of the model's response times; 0 with fewer than `least`
@@ -270,6 +270,11 @@ class ModelStatistics:
         with self._lock:
             return None if self._first_responses is None else self._first_responses.now()
 
+    def phases_s(self) -> dict[str, Distribution]:
+        """The durations of each of `PHASES` in s; empty where they are not kept."""
+        with self._lock:
+            return {name: each.now() for name, each in self._phases.items()}
+
     def executed(self, batch_size: int, phases: Phases, padding: int = 0) -> None:
         """Count a run of the model on `batch_size` elements (1 where the model does not batch)."""
         with self._lock:
@@ -297,7 +302,7 @@ class ModelStatistics:
             counts.success.ns += total_ns
             counts.queue_ns += queue_ns
             self._latencies.add(total_ns)
-            if self._summaries:
+            if self._summaries or self._phases:
                 self._summarise(
                     request=total_ns,
                     queue=queue_ns,
@@ -348,6 +353,8 @@ class ModelStatistics:
 
     def _summarise(self, **durations_ns: int) -> None:
         now_ns = time.monotonic_ns()
-        if self._summaries:
-            for name, ns in durations_ns.items():
+        for name, ns in durations_ns.items():
+            if self._summaries:
                 self._summaries[name].add(ns, now_ns)
+            if name in self._phases:
+                self._phases[name].add(ns / 1e9)

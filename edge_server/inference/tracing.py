@@ -142,7 +142,8 @@ class Sampler:
 
     def take(self) -> bool:
         """Whether the next request is traced: the last of every `rate`."""
-        if not self.rule.timestamps or self._left == 0 or next(self._seen) % self.rule.rate:
+        rate = self.rule.rate
+        if not (self.rule.timestamps and rate and self._left) or next(self._seen) % rate:
             return False
         with self._lock:
             if self._left > 0:

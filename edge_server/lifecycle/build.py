@@ -25,7 +25,7 @@ from edge_server.gpu.device import Devices
 from edge_server.inference.scheduling import RUN_TIMEOUT_S, Scheduling
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, TooLittleMemory
 from edge_server.lifecycle.model_validation import validate
-from edge_server.model_config.fields import PROCESS_BACKENDS
+from edge_server.model_config.fields import FRAMEWORK_BACKENDS, PROCESS_BACKENDS
 from edge_server.model_config.files import CONFIG_NAME, CONFIGS_DIRECTORY, reading
 from edge_server.process.threads import GivenUp, Hangs, run_with_timeout
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME
@@ -81,14 +81,20 @@ class MemoryBudget:
         self._reserve_bytes = reserve_bytes
         self._root = root
 
-    def check(self, model_spec: ModelSpec, versions: Collection[int]) -> None:
-        """Check that there is enough memory to load `versions` of `model_spec` now.
+    def check(
+        self,
+        model_spec: ModelSpec,
+        versions: Collection[int],
+        grown: Collection[int] = (),
+        running: int = 0,
+    ) -> None:
+        """Check that there is enough memory for what `needed_bytes` counts.
 
         Raises:
             TooLittleMemory: the text names the need and the remedy.
             ModelConfigError: the model's files cannot be read.
         """
-        needed = needed_bytes(model_spec, versions)
+        needed = needed_bytes(model_spec, versions, grown, running)
         if reason := self._shortage(needed):
             raise TooLittleMemory(f"model '{model_spec.name}': {reason}", needed)
 
@@ -115,15 +121,23 @@ def shortage(needed_bytes: int, available_bytes: int, reserve_bytes: int) -> str
     )
 
 
-def needed_bytes(model_spec: ModelSpec, versions: Collection[int]) -> int:
-    """Estimate the additional memory for a load of these versions, in bytes."""
+def _instances(model_spec: ModelSpec) -> int:
+    return sum(group.count for group in model_spec.config.instance_groups)
+
+
+def needed_bytes(
+    model_spec: ModelSpec, versions: Collection[int], grown: Collection[int] = (), running: int = 0
+) -> int:
+    """Estimate the additional memory, in bytes, for a load of `versions`, and for the instances of
+    the loaded versions `grown`, of which `running` are there."""
     cost = _COSTS.get(model_spec.config.backend, _OTHERS)
-    instances = sum(group.count for group in model_spec.config.instance_groups)
+    instances = _instances(model_spec)
     total = 0
-    for version in versions:
+    for version in (*versions, *grown):
         weights = _weights_bytes(model_spec.files.versions[version], model_spec.config)
         each = int(weights * cost.factor) + cost.beside_bytes
-        total += each * (instances if cost.each_instance else 1)
+        count = max(0, instances - running) if version in grown else instances
+        total += each * (count if cost.each_instance else version not in grown)
     return total
 
 
@@ -224,7 +238,9 @@ class Build:
             if self.budget is not None:
                 reuses = {v: _reuse(model_spec, v, serving)[0] for v in model_spec.versions}
                 new = [version for version, reuse in reuses.items() if reuse < Reuse.MODEL]
-                self.budget.check(model_spec, new)
+                grown = [version for version, reuse in reuses.items() if reuse is Reuse.MODEL]
+                running = 0 if serving is None else _instances(serving.model_spec)
+                self.budget.check(model_spec, new, grown, running)
         except EdgeServerError as error:
             return LoadFailure(error, model_spec=model_spec)
         made: list[LoadedModel] = []
@@ -372,8 +388,12 @@ def _reusable(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
         message.ClearField("instance_group")
     if ours != theirs:
         return Reuse.NOTHING
-    is_elsewhere = placements[0] != placements[1] or new.config.backend in PROCESS_BACKENDS
-    return Reuse.NOTHING if is_elsewhere else Reuse.MODEL
+    is_elsewhere = placements[0] != placements[1]
+    # A framework's threads depend on the number of instances; a sequence has its state in one.
+    is_bound = new.config.backend in FRAMEWORK_BACKENDS or (
+        new.config.backend in PROCESS_BACKENDS and new.config.sequence_batching is not None
+    )
+    return Reuse.NOTHING if is_elsewhere or is_bound else Reuse.MODEL
 
 
 def _renewed(config: ModelConfig, model_spec: ModelSpec) -> ModelConfig:

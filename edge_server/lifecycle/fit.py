@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import EnsembleStep, ModelConfig
 
 
+# Two ensembles, and the first one again.
+_SHORT_CIRCLE = 3
+
+
 class InterfaceRule:
     """Refuses a model that would break its callers, unless the model allows the change itself.
 
@@ -168,7 +172,8 @@ def _resolved(
         return {
             name: ModelConfigError(
                 f"{models[name].model_spec.files.shown_config_path}: circular dependency between "
-                f"ensembles: {' -> '.join(path)}"
+                f"ensembles: {path[0]} -> ... -> {path[-2]} -> {path[0]}"
+                + (f" (by {', '.join(path[1:-2])})" if len(path) > _SHORT_CIRCLE else "")
             )
             for name, path in paths.items()
         }, {}

@@ -21,7 +21,7 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.model_config.completion import complete
-from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
+from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig, python_backend
 from edge_server.model_config.files import CONFIGS_DIRECTORY, select_versions
 from edge_server.model_config.preferred import configurations, missing_device
 from edge_server.model_config.validation import validate
@@ -226,7 +226,10 @@ def _completed(
     seen: Fingerprint | None,
 ) -> ModelSpec:
     complete(message, files, completion)
-    labels = validate(message, files, frozenset(BACKENDS), completion)
+    known = frozenset(BACKENDS)
+    if python_backend(message, completion):
+        known |= {message.backend}
+    labels = validate(message, files, known, completion)
     config = replace(ModelConfig.of(message, completion), labels=labels)
     return ModelSpec(files, config, select_versions(message, files), seen)
 

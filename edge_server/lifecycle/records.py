@@ -193,7 +193,9 @@ class ModelRecord:
             log.warning("model %s: field '%s' has no effect here: %s", self.name, name, effect)
         versions = ", ".join(str(model.version) for model in built.models)
         took_ms = 1e3 * built.took_s
-        log.info("model %s: READY, version %s, %.0f ms", self.name, versions, took_ms)
+        # As it stands in Triton's log, for who searches for it.
+        loaded = f"successfully loaded '{self.name}'"
+        log.info("model %s: READY, version %s, %.0f ms: %s", self.name, versions, took_ms, loaded)
         if spec.why:
             level = logging.WARNING if spec.is_degraded else logging.INFO
             log.log(level, "model %s: %s", self.name, self.entries()[0].configuration)

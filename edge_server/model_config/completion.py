@@ -42,7 +42,7 @@ BACKEND_BY_PLATFORM = {platform: backend for backend, platform, _ in _BACKENDS i
 }
 # Backends that can use a GPU; the others always run on the CPU.
 GPU_BACKENDS = frozenset(
-    {"tensorrt", "image_preprocess", "onnxruntime", "pytorch", "tensorflow", "paddle"}
+    {"tensorrt", "image_preprocess", "onnxruntime", "pytorch", "tensorflow", "paddle", "python"}
 )
 # Of these, those that use it without being asked: of the others, what pip installs has no GPU on a
 # Jetson.

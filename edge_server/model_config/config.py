@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.model_config.fields import FIRST_RESPONSE, datatype_of
+from edge_server.model_config.files import is_file_name
 from edge_server.model_config.scheduling import (
     DynamicBatching,
     SequenceBatching,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from edge_server.tensors import DataType
 
+_PROGRAM = "model.py"
 # An ONNX model gets the requests in one tensor; a Python model gets each request by itself.
 _RAGGED_BACKENDS = frozenset({"onnxruntime", "python"})
 
@@ -244,6 +247,16 @@ class Completion:
 USUAL_COMPLETION = Completion()
 
 
+def python_backend(message: Any, completion: Completion) -> str:
+    """Return the directory of the backend whose `model.py` runs the model of `message`; empty where
+    it has no such backend."""
+    parent, name = completion.python.backends, message.backend
+    if not (parent and name and is_file_name(name)):
+        return ""
+    directory = Path(parent).absolute() / name
+    return str(directory) if (directory / _PROGRAM).is_file() else ""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A completed configuration; `message` is the same in the protocol's own form.
@@ -265,6 +278,7 @@ class ModelConfig:
         metric_tags: label → value, further labels of the model's metrics.
         labels: output name → the names of its classes, by index; an ensemble's may come from its
             members.
+        program: see `python_backend`; `backend` is `python` then.
     """
 
     name: str
@@ -290,6 +304,7 @@ class ModelConfig:
     first_response_bounds_ms: tuple[float, ...] = _FIRST_RESPONSE_BOUNDS_MS
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
+    program: str = ""
 
     @staticmethod
     def of(message: Any, completion: Completion = USUAL_COMPLETION) -> ModelConfig:
@@ -297,10 +312,11 @@ class ModelConfig:
 
         Inputs and outputs whose type the backend has yet to fill in are in `message` alone.
         """
+        program = python_backend(message, completion)
         return ModelConfig(
             name=message.name,
             platform=message.platform,
-            backend=message.backend,
+            backend="python" if program else message.backend,
             max_batch_size=message.max_batch_size,
             inputs=_specs(message.input),
             outputs=_specs(message.output),
@@ -321,7 +337,7 @@ class ModelConfig:
                 )
                 for group in message.instance_group
             ),
-            default_model_filename=message.default_model_filename,
+            default_model_filename=_PROGRAM if program else message.default_model_filename,
             parameters={k: v.string_value for k, v in message.parameters.items()},
             steps=tuple(
                 EnsembleStep(s.model_name, s.model_version, dict(s.input_map), dict(s.output_map))
@@ -343,6 +359,7 @@ class ModelConfig:
             ragged=ragged_batching_of(message),
             first_response_bounds_ms=_first_response_bounds_ms(message),
             metric_tags={f"_{tag}": value for tag, value in message.metric_tags.items()},
+            program=program,
         )
 
     @property

@@ -150,6 +150,9 @@ ACTED_ON = frozenset(
     for name in names.split()
 )
 
+# In every line of the log about something that a configuration asks for in vain; `check` collects
+# these.
+NO_EFFECT = "has no effect here"
 _STATE_BUFFERS = "a state is handed on in memory that the server chooses"
 ACCEPTED = {
     "runtime": "the backend is chosen by its name",

@@ -193,6 +193,7 @@ def select_versions(message: Any, files: ModelFiles) -> tuple[int, ...]:
     if not selected:
         raise ModelConfigError(
             f"{files.directory}: at least one version must be available under the version policy "
-            f"of model '{files.name}'; make a directory '1' with the model's file in it"
+            f"of model '{files.name}'; make a directory '1' with the model's file in it (a version "
+            "is a whole number, like 1, not 1.0 or 01)"
         )
     return tuple(selected)

@@ -10,7 +10,12 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.completion import BACKEND_BY_PLATFORM, GPU_BACKENDS
-from edge_server.model_config.config import USUAL_COMPLETION, Completion, ragged_faults
+from edge_server.model_config.config import (
+    USUAL_COMPLETION,
+    Completion,
+    python_backend,
+    ragged_faults,
+)
 from edge_server.model_config.ensemble_graph import ensemble_faults
 from edge_server.model_config.fields import PROCESS_BACKENDS, field_faults, list_faults
 from edge_server.model_config.files import is_file_name, read_labels
@@ -52,7 +57,8 @@ def validate(
     """
     if too_long := list(list_faults(message)):
         raise ModelConfigError(_text(files, too_long))
-    by_backend = completion.auto and message.backend in _COMPLETES_IO
+    backend = "python" if python_backend(message, completion) else message.backend
+    by_backend = completion.auto and backend in _COMPLETES_IO
     faults = [
         *field_faults(message),
         *_general_faults(message, files, known_backends),
@@ -68,7 +74,8 @@ def validate(
     if message.platform == "ensemble":
         faults += ensemble_faults(message)
     else:
-        faults += [*_instance_group_faults(message, completion), *warmup_faults(message, files)]
+        faults += _instance_group_faults(message, backend, completion)
+        faults += warmup_faults(message, files)
     absent = list(_absent_gpus(message, completion))
     if faults:
         raise ModelConfigError(_text(files, [*faults, *absent]))
@@ -102,7 +109,8 @@ def _general_faults(
                 f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
             )
     elif platform and platform not in BACKEND_BY_PLATFORM:
-        yield f"unexpected platform type '{platform}' for {name}"
+        hint = f'; give backend: "{platform}" instead' if platform in known_backends else ""
+        yield f"unexpected platform type '{platform}' for {name}{hint}"
     elif platform and backend != BACKEND_BY_PLATFORM[platform]:
         yield f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
     elif backend not in known_backends:
@@ -170,11 +178,11 @@ def _cache_faults(message: Any) -> Iterator[str]:
             )
 
 
-def _instance_group_faults(message: Any, completion: Completion) -> Iterator[str]:
+def _instance_group_faults(message: Any, backend: str, completion: Completion) -> Iterator[str]:
     model, groups = message.name, message.instance_group
     for group in groups:
         where = f"instance group {group.name} of model {model}"
-        yield from _device_faults(message, group, where, completion)
+        yield from _device_faults(message, backend, group, where, completion)
         if group.count < 0:
             yield f"{where} has a negative count"
         if group.profile and message.platform != "tensorrt_plan":
@@ -194,17 +202,19 @@ def _instance_group_faults(message: Any, completion: Completion) -> Iterator[str
         if any(not resource.name for resource in group.rate_limiter.resources):
             yield f"{where} has a rate limiter resource without 'name'"
     count = sum(max(group.count, 0) * max(1, len(group.gpus)) for group in groups)
-    most = _MAX_PROCESSES if message.backend in PROCESS_BACKENDS else MAX_INSTANCES
+    most = _MAX_PROCESSES if backend in PROCESS_BACKENDS else MAX_INSTANCES
     if count > most:
         yield f"model {model} has {count} instances; at most {most} can be"
     if all(group.passive for group in groups):
         yield f"every instance group of model {model} is passive, so that nothing would run"
 
 
-def _device_faults(message: Any, group: Any, where: str, completion: Completion) -> Iterator[str]:
+def _device_faults(
+    message: Any, backend: str, group: Any, where: str, completion: Completion
+) -> Iterator[str]:
     kinds = pb.ModelInstanceGroup.Kind
     on_gpu = group.kind == pb.ModelInstanceGroup.KIND_GPU
-    if on_gpu and message.backend not in GPU_BACKENDS:
+    if on_gpu and backend not in GPU_BACKENDS:
         yield (
             f"{where} has kind KIND_GPU but server does not support GPUs for backend "
             f"'{message.backend}'; give KIND_CPU"

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -62,39 +62,58 @@ def start_thread(name: str, work: Callable[[], object]) -> bool:
 
 
 def start_future(name: str, work: Callable[[], R]) -> Future[R] | None:
-    """Start `work` on a new daemon thread; None if the system refuses a thread."""
+    """Start `work` on a new daemon thread; None if the system refuses a thread. What this thread
+    waits `while_wanted`, the new one does."""
     future: Future[R] = Future()
+    context = copy_context()
 
     def run() -> None:
         try:
-            future.set_result(work())
+            future.set_result(context.run(work))
         except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             future.set_exception(error)
 
     return future if start_thread(name, run) else None
 
 
-def run_parallel(name: str, limit: int, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+def run_parallel(
+    name: str,
+    limit: int,
+    function: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    all_or_none: bool = False,
+) -> list[R]:
     """Return `function(item)` for each item, in order, with up to `limit` calls at a time.
 
-    The caller's thread waits; it does the work itself where there is one item, or no other thread.
-    After an exception the other items are still done; then the first exception is raised.
+    The caller's thread waits; it does the work itself where there is one item, a limit of 1, or no
+    other thread. After an exception the other items are still done, or, with `all_or_none`, not
+    wanted any more (see `while_wanted`); then the first exception is raised.
     """
+    before = _WHY_UNWANTED.get()
+
+    def why_unwanted() -> str:
+        failed = all_or_none and errors
+        return before() or (f"another of them failed: {errors[0]}" if failed else "")
+
     todo = deque(enumerate(items))
     results: dict[int, R] = {}
     errors: list[BaseException] = []
 
     def work() -> None:
-        with suppress(IndexError):
+        with suppress(IndexError), while_wanted(why_unwanted):
             while True:
                 index, item = todo.popleft()
                 try:
+                    if all_or_none:
+                        require_wanted()
                     results[index] = function(item)
                 # The caller raises it.
                 except BaseException as error:  # noqa: BLE001
                     errors.append(error)
 
-    count = min(limit, len(todo)) if len(todo) > 1 else 0
+    count = min(limit, len(todo))
+    count = count if count > 1 else 0
     started = [future for _ in range(count) if (future := start_future(name, work))]
     if not started:
         work()

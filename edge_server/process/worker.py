@@ -7,8 +7,9 @@ import random
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError, InternalError, StageStuck
@@ -58,6 +59,15 @@ class AwakeTime:
                 break
             slept_s += each_s
         return max(0.0, self._last - max(moment, self._first) - slept_s)
+
+
+def processor_wait_s(thread_id: int) -> float:
+    """Return for how long that thread of this process could have run and had no processor, in s
+    since its start; 0 where the kernel does not count it."""
+    with suppress(OSError, ValueError):
+        _, waited_ns, _ = Path(f"/proc/self/task/{thread_id}/schedstat").read_text().split()
+        return int(waited_ns) / 1e9
+    return 0.0
 
 
 class Backoff:
@@ -126,6 +136,8 @@ class Worker:
         # Time of the last progress, and the limit for the next. One tuple, as the supervisor reads
         # it on another thread.
         self._heartbeat = (time.monotonic(), deadline_s)
+        # A heartbeat that seems late, and how long the thread had waited for a processor by then.
+        self._late = (-inf, 0.0)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -178,6 +190,22 @@ class Worker:
         at, limit_s = self._heartbeat
         return self.alive and now - at > limit_s
 
+    def hangs(self, awake: AwakeTime, wait_s: Callable[[int], float] = processor_wait_s) -> bool:
+        """Return whether the thread has passed its deadline; for the monitor, which has just looked
+        with `awake`.
+
+        From half of the deadline on, the time does not count in which the thread had no processor:
+        on an overloaded machine it is starved, and does not hang.
+        """
+        at, limit_s = self._heartbeat
+        age_s, thread_id = awake.since(at), self._thread.native_id
+        if not self.alive or thread_id is None or age_s <= limit_s / 2:
+            return False
+        waited_s = wait_s(thread_id)
+        if self._late[0] != at:
+            self._late = (at, waited_s)
+        return age_s - (waited_s - self._late[1]) > limit_s
+
     def beat(self, limit_s: float | None = None) -> None:
         """Count as progress, on this worker's thread; what follows may take `limit_s`."""
         self._heartbeat = (time.monotonic(), self.deadline_s if limit_s is None else limit_s)
@@ -216,9 +244,10 @@ def check_progress(workers: Sequence[Worker], awake: AwakeTime) -> None:
             raise worker.failure
         if worker.failure is not None:
             raise InternalError(f"worker {worker.name}: {worker.failure!r}")
-        at, limit_s = worker.heartbeat
-        if worker.alive and awake.since(at) > limit_s:
-            raise StageStuck(f"worker {worker.name}: no progress for more than {limit_s:g} s")
+        if worker.hangs(awake):
+            raise StageStuck(
+                f"worker {worker.name}: no progress for more than {worker.limit_s:g} s"
+            )
 
 
 class Auxiliary:

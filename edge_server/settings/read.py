@@ -93,6 +93,12 @@ class Settings(Section, frozen=True):
                     f"(--{one}-port, --{other}-port)"
                 )
 
+        if self.trace.rate == 0 and not self.tracing.enabled:
+            raise ValueError(
+                "trace.rate must be non-zero; 0 is for OpenTelemetry (--trace-config "
+                "mode=opentelemetry), which then traces only requests of traced callers"
+            )
+
     def without_effect(self) -> list[str]:
         """Return a line for each setting that has no effect beside the others."""
         lines = []
@@ -222,6 +228,11 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
     cameras = table.get("cameras")
     cameras = cameras if isinstance(cameras, dict) else {}
     message, _, location = text.partition(" - at ")
+    if location.startswith("`key`") and not location.endswith("$.cameras`"):
+        table_name = location.partition("`$.")[2].rstrip("`")
+        known = next(get_args(t) for t in types_in(type_of(table_name)) if get_origin(t) is Literal)
+        key = message.removeprefix("Invalid enum value ").strip("'")
+        return without_logins(f"{table_name}.{key}: unknown key; known: {', '.join(known)}")
     if location.startswith("`key`"):
         networks = [each.get("networks") for each in cameras.values() if isinstance(each, dict)]
         of_networks = [name for each in networks if isinstance(each, dict) for name in each]
@@ -243,7 +254,7 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
         got = message.removeprefix("Invalid enum value ")
         words = next(get_args(t) for t in types_in(type_of(path)) if get_origin(t) is Literal)
         message = f"expected one of {', '.join(words)}; got {got}"
-    if "[...]" in path:
+    if "[...]" in path and path.startswith("cameras"):
         camera = _first_faulty(cameras, CameraSection)
         path = path.replace("[...]", f".{camera}", 1)
         if "[...]" in path:

@@ -15,6 +15,8 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 # `$` would take a line end behind the name.
 NAME = r"^[a-z0-9_-]{1,64}\Z"
 REGION = r"^(road|[0-9]{1,5},[0-9]{1,5},[0-9]{1,5},[0-9]{1,5})?\Z"
+# Clients measure with as many (`perf_analyzer --concurrency-range=64`).
+MOST_INFERENCES: Final = 64
 EventKind = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
 FrameworkName = Literal["pytorch", "tensorflow", "openvino", "paddle"]
 PayloadFormat = Literal["json", "protobuf"]
@@ -138,6 +140,12 @@ class Repository(Section, frozen=True):
             raise ValueError(
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
+        for path in self.paths:
+            if "://" in path:
+                raise ValueError(
+                    f"{path}: models are served from local disks; `edge-server models pull` brings "
+                    "a model from S3, HTTPS or OCI into a directory"
+                )
 
 
 class Mqtt(Section, frozen=True):
@@ -363,6 +371,8 @@ class Serving(Section, frozen=True):
         name: the server's name for clients.
         exit_timeout_s: seconds that in-flight requests get when the daemon stops.
         client_shared_memory: clients on this machine may register shared memory.
+        max_inferences: requests in flight at once on each of gRPC's TCP side, its socket, and HTTP;
+            each holds a thread, and the next one is refused (UNAVAILABLE, 503).
         rate_limit: whether `rate_limiter` of instance groups is applied.
         rate_limit_resources: the amounts; the default is the most that any model requires.
         cache_bytes: for responses of models with `response_cache`; 0 disables the cache.
@@ -371,6 +381,7 @@ class Serving(Section, frozen=True):
     name: str = "triton"
     exit_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=3600), applied_by("stop")] = 3.0
     client_shared_memory: bool = False
+    max_inferences: Annotated[int, msgspec.Meta(ge=1, le=1024)] = MOST_INFERENCES
     rate_limit: Literal["off", "execution_count"] = "off"
     rate_limit_resources: tuple[RateLimitResourceSection, ...] = ()
     cache_bytes: Count = 0
@@ -381,7 +392,8 @@ class TraceSection(Section, frozen=True):
 
     Attributes:
         level: TIMESTAMPS records when each request was received, queued, computed and completed.
-        rate: one of so many requests is traced.
+        rate: one of so many requests is traced; with `[tracing]` 0 traces those alone whose caller
+            does.
         count: maximum number of traces; -1 is unlimited.
         log_frequency: traces per file before the next file begins, `file.0`, `file.1`, …; 0 is one
             file.
@@ -389,7 +401,7 @@ class TraceSection(Section, frozen=True):
     """
 
     level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ("OFF",)
-    rate: Positive = 1000
+    rate: Count = 1000
     count: Annotated[int, msgspec.Meta(ge=-1)] = -1
     log_frequency: Count = 0
     file: Annotated[str, applied_by(RESTART)] = ""
@@ -435,7 +447,8 @@ class Metrics(Section, frozen=True):
     Attributes:
         counter_latencies: total times of each model's requests, and what its cache has saved.
         summary_latencies: `summary_quantiles` of these times in the last minute.
-        histogram_latencies: how long decoupled models take to their first response.
+        histogram_latencies: how long each phase of requests takes, and how long decoupled models
+            take to their first response.
     """
 
     enabled: bool = True
@@ -472,6 +485,8 @@ class Python(Section, frozen=True):
             daemon's own secrets and state always stay closed.
         unix_sockets: whether the models may connect to Unix sockets. By default they may unless
             the daemon serves gRPC on one: they run as the daemon's user, to whom it is open.
+        backends: Triton's directory of backends: a model whose `backend` is the name of a directory
+            in it with a `model.py` is run by that file.
         interpreters: backend → the Python that runs its models, which has that framework, msgspec
             and numpy; without an entry it is the daemon's own.
     """
@@ -481,4 +496,5 @@ class Python(Section, frozen=True):
     writable: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     unix_sockets: bool | None = None
+    backends: str = ""
     interpreters: dict[FrameworkName, str] = {}

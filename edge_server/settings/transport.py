@@ -207,7 +207,8 @@ class Http(Section, frozen=True):
         message_timeout_ms: a connection ends whose request's header, or then its body, has not
             arrived by then, or whose client has not read what was sent.
         idle_timeout_ms: a connection without a request is closed after this time.
-        max_connections: one more ends the connection that has kept the server waiting longest;
+        max_connections: one more ends the connection that has kept the server waiting longest; more
+            than `max_inferences` of `[serving]`, so that health is answered beside these;
             connections whose TLS handshake is not done are counted too.
         max_header_bytes: of one request, its first line included.
         forward_headers: as `[grpc]` has it.
@@ -228,7 +229,7 @@ class Http(Section, frozen=True):
     max_pending_bytes: Annotated[int, msgspec.Meta(ge=MIB, le=2**40)] = 192 * MIB
     message_timeout_ms: Milliseconds = 3000
     idle_timeout_ms: Milliseconds = 60_000
-    max_connections: Positive = 64
+    max_connections: Positive = 96
     max_header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=MIB)] = 16384
 
     def __post_init__(self) -> None:

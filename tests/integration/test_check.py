@@ -137,3 +137,39 @@ def test_an_output_on_a_full_disk_ends_with_one_line(decode: str) -> None:
         )
     assert done.returncode == 1
     assert done.stderr == "edge-server: the output cannot be written: No space left on device\n"
+
+
+IN_VAIN = """
+backend: "onnxruntime"
+instance_group { kind: KIND_CPU secondary_devices { kind: KIND_NVDLA } host_policy: "cores" }
+optimization { priority: PRIORITY_MAX eager_batching: true }
+model_operations { op_library_filename: "ops.so" }
+parameters { key: "gpu_mem_limit" value { string_value: "1024" } }
+parameters { key: "of_nobody" value { string_value: "1" } }
+"""
+
+
+def test_what_of_a_model_has_no_effect_is_printed_and_an_error_if_strict(tmp_path: Path) -> None:
+    """Each line is one that `run` logs."""
+    directory = tmp_path / "models" / "net"
+    shutil.copytree(MODELS / "laneDetect_model", directory)
+    (directory / "config.pbtxt").write_text(IN_VAIN)
+    models = f"--model-repository={tmp_path / 'models'}"
+    done = edge("check", *PORTS, models, "--host-policy=cores,cpu-cores=0-1")
+    assert done.returncode == 0, done.stderr
+    assert "model net version 1: READY" in done.stdout
+    said = [line for line in done.stdout.splitlines() if "has no effect" in line]
+    assert {line.partition(" has no effect")[0] for line in said} == {
+        "warning: model net: parameter 'of_nobody'",
+        "warning: model net: parameter 'gpu_mem_limit'",
+        "warning: model net: field 'model_operations'",
+        "warning: model net: field 'optimization.priority'",
+        "warning: model net: field 'optimization.eager_batching'",
+        "warning: model net: field 'instance_group.secondary_devices'",
+        "warning: model net: field 'instance_group.host_policy'",
+        "note: --host-policy=cores,cpu-cores=0-1",
+    }
+    done = edge("check", "--strict", *PORTS, models, "--host-policy=cores,cpu-cores=0-1")
+    assert done.returncode == 78
+    for line in said:
+        assert line.partition(": ")[2] in done.stderr

@@ -262,17 +262,20 @@ def test_the_interface_of_a_text_model_is_kept(repository: Path, tmp_path: Path)
 def test_python_packages_of_this_interpreter_stay_out_of_another(
     network: Path, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PYTHONPATH would bring this interpreter's numpy to another framework."""
+    """PYTHONPATH would bring this interpreter's numpy to another framework; its path may be
+    relative."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     record = tmp_path / "environment.json"
-    python = tmp_path / "python"
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
     python.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
         f'json.dump(dict(os.environ), open({str(record)!r}, "w"))\n'
         f"os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])\n"
     )
     python.chmod(0o755)
-    assert convert(network, repository / "out", "--python", python) == 0
+    monkeypatch.chdir(tmp_path)
+    assert convert(network, repository / "out", "--python", "bin/python") == 0
     assert "PYTHONPATH" not in json.loads(record.read_text())
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
+import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +35,34 @@ def write(
     network = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     (model / "1").mkdir(parents=True)
     onnx.save_model(network, model / "1" / "model.onnx")
+
+
+def test_what_a_client_asks_in_vain_fills_no_log(
+    tmp_path: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], triton.InferenceServerClient],
+) -> None:
+    """ONNX Runtime would write a line to stderr for each run that fails."""
+    table = numpy_helper.from_array(np.zeros((4, 2), np.float32), "table")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", INT64, [1])],
+        [helper.make_tensor_value_info("y", FLOAT, [1, 2])],
+        [table],
+    )
+    network = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "models" / "rows" / "1").mkdir(parents=True)
+    onnx.save_model(network, tmp_path / "models" / "rows" / "1" / "model.onnx")
+    process = start(f"--model-repository={tmp_path / 'models'}")
+    server = client(process)
+    before = process.log.read_text()
+    given = triton.InferInput("x", [1], "INT64")
+    given.set_data_from_numpy(np.array([4], np.int64))
+    for _ in range(20):
+        with pytest.raises(InferenceServerException, match="indices element out of data bounds"):
+            server.infer("rows", [given])
+    assert process.log.read_text() == before
 
 
 def test_models_serve_whatever_their_shapes_depend_on_and_at_once(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tritonclient.utils import InferenceServerException
 
 TIMEOUT_S = 30.0
-# What the server takes in at once, and ten times as many.
+# What the server takes in at once here, and ten times as many.
 TAKEN = 28
 ASKED = 280
 DIRECT = ""
@@ -74,7 +74,7 @@ class Server:
         data_plane.open()
         # One connection carries them all.
         settings = Grpc(port=0, max_streams=2 * ASKED)
-        self._grpc = GrpcServer(data_plane, settings, "triton", "1")
+        self._grpc = GrpcServer(data_plane, settings, "triton", "1", max_inferences=TAKEN)
         self._grpc.start()
         self.client = triton.InferenceServerClient(f"127.0.0.1:{self._grpc.port}")
         self._shape = [1, 64] if config.max_batch_size else [64]

@@ -23,6 +23,7 @@ from edge_server.api.headers import HeaderForwarding
 from edge_server.board.listening import client_host, host_and_port
 from edge_server.inference.data_plane import BoundedControl
 from edge_server.process.logs import LogSwitches
+from edge_server.settings.sections import MOST_INFERENCES
 
 if TYPE_CHECKING:
     from edge_server.api.access import Tokens
@@ -50,6 +51,7 @@ class GrpcServer:
 
     Args:
         tokens: that calls over TCP need; None needs none.
+        max_inferences: in flight at once on each side.
 
     Raises:
         Unavailable: the address cannot be bound.
@@ -70,6 +72,7 @@ class GrpcServer:
         log_switches: LogSwitches | None = None,
         tokens: Tokens | None = None,
         requests: RequestMetrics | None = None,
+        max_inferences: int = MOST_INFERENCES,
     ) -> None:
         self.port = 0
         self.self_call: SelfCall | None = None
@@ -89,7 +92,7 @@ class GrpcServer:
 
         def side(*, unix: bool) -> Side:
             rules = AccessRules.of(settings, unix=unix, tokens=tokens)
-            made = Side(settings, rules, requests, unix=unix)
+            made = Side(settings, rules, requests, max_inferences, unix=unix)
             servicer = TritonServicer(
                 data_plane,
                 name,

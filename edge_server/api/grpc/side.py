@@ -136,25 +136,31 @@ def _lock(path: Path) -> int:
 
 # Calls wait in their thread for an instance or for a model load, and each open stream holds one;
 # the spare threads keep answering health and metadata calls.
-_INFERENCES_AT_ONCE = 28
 LOADS_AT_ONCE = 16
-_OTHER_THREADS = _INFERENCES_AT_ONCE + LOADS_AT_ONCE + 4
+_OTHER_THREADS = LOADS_AT_ONCE + 4
 
 
 class Side:
     """TCP or the Unix socket: a server of its own, and all that bounds it."""
 
     def __init__(
-        self, settings: Grpc, rules: AccessRules, requests: RequestMetrics, *, unix: bool
+        self,
+        settings: Grpc,
+        rules: AccessRules,
+        requests: RequestMetrics,
+        max_inferences: int,
+        *,
+        unix: bool,
     ) -> None:
         self.rules = rules
         streams, lane_streams = settings.max_infer_streams, settings.max_lane_streams
         # Each open stream holds a thread.
         self.threads = CallThreads(
-            _OTHER_THREADS + streams + lane_streams, "grpc-unix" if unix else "grpc"
+            max_inferences + _OTHER_THREADS + streams + lane_streams,
+            "grpc-unix" if unix else "grpc",
         )
         self.lane_gate = Admission(0, lane_streams, too_many_lane_streams)
-        self.gate = Admission(_INFERENCES_AT_ONCE, streams)
+        self.gate = Admission(max_inferences, streams)
         self.traffic = Traffic(
             ByteBudget(limit_bytes(settings.max_pending_bytes, settings.max_message_bytes)),
             settings.message_timeout_ms / 1e3,

@@ -80,6 +80,17 @@ _ROWS = (
     ("edge_model_reload_total", "result", "Changes of models, by what became of them"),
     ("edge_repo_poll_age_seconds", "", "How long ago the model repositories were looked at"),
     (
+        "edge_inference_phase_duration_seconds",
+        "model version phase",
+        "Phases of successful requests: request as a whole, queue, compute_input, compute_infer, "
+        "compute_output; with histogram_latencies",
+    ),
+    (
+        "edge_model_memory_bytes",
+        "model version",
+        "Memory of its processes that nothing else shares; models within the daemon have none",
+    ),
+    (
         "edge_tensor_copies_total",
         "model version direction",
         "Tensors copied between host and device",
@@ -186,6 +197,12 @@ _ROWS = (
     ("nv_cpu_utilization", "", "CPU utilization rate [0.0 - 1.0]"),
     ("nv_cpu_memory_total_bytes", "", "CPU total memory (RAM), in bytes"),
     ("nv_cpu_memory_used_bytes", "", "CPU used memory (RAM), in bytes"),
+    (
+        "nv_pinned_memory_pool_total_bytes",
+        "",
+        "Pinned memory pool total size; there is no such pool",
+    ),
+    ("nv_pinned_memory_pool_used_bytes", "", "Pinned memory pool used size; there is no such pool"),
     ("nv_gpu_utilization", "gpu_uuid", "GPU utilization rate [0.0 - 1.0)"),
 )
 TABLE = {name: MetricRow(name, labels, text) for name, labels, text in _ROWS}

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
     from edge_server.board.facts import BoardFacts
+    from edge_server.process.histogram import Distribution
 
 
 def _board(sources: Sources) -> Iterator[Metric]:
@@ -192,6 +193,8 @@ def _daemon(sources: Sources) -> Iterator[Metric]:
             yield from one("nv_cpu_memory_total_bytes", total_bytes)
             # Used is all that a new process cannot get.
             yield from one("nv_cpu_memory_used_bytes", total_bytes - free_bytes)
+        for name in ("total", "used"):
+            yield from one(f"nv_pinned_memory_pool_{name}_bytes", 0)
 
 
 def _models(sources: Sources) -> Iterator[Metric]:
@@ -221,6 +224,13 @@ def _models(sources: Sources) -> Iterator[Metric]:
     yield from many("edge_tensor_copies_total", {k: each.count for k, each in copies.items()})
     sizes = {key: each.n_bytes for key, each in copies.items()}
     yield from many("edge_tensor_copied_bytes_total", sizes)
+    yield from many("edge_model_memory_bytes", {key: m.memory_bytes() for key, m in loaded})
+    phases: dict[tuple[str, ...], Distribution] = {
+        (*key, phase): found
+        for key, model in loaded
+        for phase, found in model.statistics.phases_s().items()
+    }
+    yield from histogram("edge_inference_phase_duration_seconds", phases)
     if (requests := sources.requests) is not None:
         latencies = requests.latencies({name for (name, _), _ in loaded})
         yield from histogram("edge_request_duration_seconds", latencies)

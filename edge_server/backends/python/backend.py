@@ -10,8 +10,8 @@ continues after that limit; a load that takes minutes belongs in `initialize`.
 
 `settings.Python` sets the sandbox of the process; see docs/python_models.md.
 
-`PythonParameters` are this backend's; all others belong to the model, and
-`FORCE_CPU_ONLY_INPUT_TENSORS` has no effect: tensors are always in host memory.
+`PythonParameters` are this backend's, and `EXECUTION_ENV_PATH` (see `environments`); all others
+belong to the model. Tensors are always in host memory, as `FORCE_CPU_ONLY_INPUT_TENSORS` has it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import logging
 import math
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import Model, check_parameters, ours
@@ -33,6 +35,7 @@ from edge_server.backends.python.context import (
     PythonParameters,
     start_message,
 )
+from edge_server.backends.python.environments import environment_of
 from edge_server.backends.python.in_flight import latest_deadline
 from edge_server.backends.python.session import ChildProcess, ChildSession, unhealthy
 from edge_server.errors import (
@@ -44,22 +47,25 @@ from edge_server.errors import (
 )
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import ON_CPU, Completion, ModelConfig
+from edge_server.model_config.fields import NO_EFFECT
 from edge_server.model_config.files import require_path
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.model_config.validation import validate
 from edge_server.process.channel import ChannelClosed
+from edge_server.process.child import private_bytes
 from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 from edge_server.process.worker import Backoff, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from edge_server.backends.contract import ExecuteRequest, LoadContext, ModelMetric, Phases
     from edge_server.model_config.config import Placement
     from edge_server.model_config.files import ModelFiles
 
 log = logging.getLogger(__name__)
+
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
@@ -74,16 +80,19 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             f"{files.config_path}: default_model_filename '{filename}': a Python model is a file "
             "of the version directory that can be imported, such as model.py"
         )
-    require_path(directory / filename, config.name)
+    require_path(Path(config.program or directory, filename), config.name)
     parameters = checked_parameters(files, config)
-    if config.completion.auto and (completed := run_for_completion(directory, config, parameters)):
+    program = replace(USERS_PROGRAM, environment=environment_of(directory, config))
+    if config.completion.auto and (
+        completed := run_for_completion(directory, config, parameters, program)
+    ):
         config = _merged(files, config, completed)
     if config.max_batch_size > 0 and not config.inputs:
         raise ModelConfigError(
             f"{files.config_path}: model '{config.name}' has no inputs, and batches: name them in "
             "config.pbtxt, or in its auto_complete_config"
         )
-    validate(config.message, files, frozenset({config.backend}), Completion(auto=False))
+    validate(config.message, files, frozenset({config.message.backend}), Completion(auto=False))
     return config
 
 
@@ -91,8 +100,19 @@ def load(context: LoadContext) -> PythonModel:
     """Return the model; no process starts before its first instance is made."""
     directory, config = context.directory, context.config
     check_sandbox(directory / config.default_model_filename, config, warn=True)
-    parameters = PythonParameters.of(config)
-    return PythonModel(ModelContext(directory, config, parameters, context.server))
+    if config.parameters.get(_FORCE_CPU, "yes").lower() == "no":
+        log.warning(
+            "model %s: parameter '%s' %s: a Python model's tensors are on the host",
+            config.name,
+            _FORCE_CPU,
+            NO_EFFECT,
+        )
+    program = replace(USERS_PROGRAM, environment=environment_of(directory, config, warn=True))
+    return PythonModel(
+        ModelContext(
+            directory, config, PythonParameters.of(config), context.server, program=program
+        )
+    )
 
 
 def check_sandbox(path: Path, config: ModelConfig, *, warn: bool = False) -> None:
@@ -114,12 +134,6 @@ def checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParamete
     Raises:
         ModelConfigError: a parameter's value is invalid; the text names the file.
     """
-    if "EXECUTION_ENV_PATH" in config.parameters:
-        raise ModelConfigError(
-            f"{files.config_path}: parameters: EXECUTION_ENV_PATH: this server runs every Python "
-            "model on its own interpreter; install what the model needs there, and remove the "
-            "parameter"
-        )
     check_parameters(files, ours(config, PythonParameters), PythonParameters)
     return PythonParameters.of(config)
 
@@ -215,6 +229,13 @@ class PythonModel(Model):
         self._busy: list[PythonInstance] = []
 
     def make_instance(self, name: str, placement: Placement) -> PythonInstance:
+        """Return a new instance, or the one of that name and place that runs: where only instance
+        groups have changed, the model's next scheduler has it beside the one that ends."""
+        with self._change:
+            for instance in self.instances:
+                if (instance.name, instance.placement) == (name, placement):
+                    instance.users += 1
+                    return instance
         instance = PythonInstance(name, self._context, self, placement)
         instance.open()
         with self._change:
@@ -224,7 +245,7 @@ class PythonModel(Model):
     def not_ready_reason(self) -> str:
         """Return why no instance can execute now; empty when at least one instance can."""
         reasons = []
-        for instance in self.instances:
+        for instance in list(self.instances):
             if not (reason := instance.not_ready_reason()):
                 return ""
             reasons.append(reason)
@@ -232,6 +253,10 @@ class PythonModel(Model):
 
     def metrics(self) -> Sequence[ModelMetric]:
         return self._context.metrics.metrics()
+
+    def memory_bytes(self) -> int:
+        sessions = [instance.session for instance in list(self.instances)]
+        return sum(private_bytes(session.pid) for session in sessions if session is not None)
 
     def lend(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
         """Lend `own`; while it is down, the first instance that is up and free, or None.
@@ -260,6 +285,14 @@ class PythonModel(Model):
             self._busy.remove(instance)
             self._change.notify_all()
 
+    def leave(self, instance: PythonInstance) -> bool:
+        """Return whether this was the last user of `instance`, which then ends."""
+        with self._change:
+            instance.users -= 1
+            if not instance.users and instance in self.instances:
+                self.instances.remove(instance)
+            return not instance.users
+
     def changed(self) -> None:
         """Wake the waiting callers after an instance has come up or gone down."""
         with self._change:
@@ -280,7 +313,9 @@ class PythonInstance:
         model: PythonModel,
         placement: Placement = ON_CPU,
     ) -> None:
-        self._name = name
+        self.name = name
+        self.placement = placement
+        self.users = 1
         self._context = context
         self._model = model
         self._started_s: float | None = None
@@ -318,7 +353,7 @@ class PythonInstance:
             why = self._why_down
             self.close()
             raise ModelLoadError(
-                f"{self._start.directory}/{self._start.filename}: instance '{self._name}' does not "
+                f"{self._start.directory}/{self._start.filename}: instance '{self.name}' does not "
                 f"start: {why}"
             )
 
@@ -353,16 +388,18 @@ class PythonInstance:
             finally:
                 self._model.give_back(lent)
         for request in requests:
-            request.respond(error or unhealthy(self._name, self._why), True)
+            request.respond(error or unhealthy(self.name, self._why), True)
         return None
 
     def not_ready_reason(self) -> str:
         session = self.session
         why = self._why if session is None else session.not_ready_reason()
-        return why and f"instance '{self._name}': {why}"
+        return why and f"instance '{self.name}': {why}"
 
     def close(self) -> None:
-        """Let the model finalize, within a time limit, and end the process."""
+        """Let the model finalize, within a time limit, and end the process, with its last user."""
+        if not self._model.leave(self):
+            return
         self._worker.ask_to_stop()
         with self._lock:
             self._closed = True
@@ -381,12 +418,12 @@ class PythonInstance:
         arena_bytes = self._context.parameters.arena_bytes
         try:
             interpreter = self._context.program.interpreter
-            process = ChildProcess(self._name, arena_bytes, self._log, interpreter)
+            process = ChildProcess(self.name, arena_bytes, self._log, interpreter)
         # Also a ValueError, for a name with a NUL.
         except Exception as error:  # noqa: BLE001  # any other would leave `open` waiting for ever
             self._why_down = f"its process cannot be started: {error}"
         else:
-            session = ChildSession(self._name, self._context, process)
+            session = ChildSession(self.name, self._context, process)
             with self._lock:
                 self._session = session
                 if self._closed:
@@ -406,7 +443,7 @@ class PythonInstance:
         log.warning(
             "model %s: instance %s is down, again in %.1f s: %s",
             self._model_name,
-            self._name,
+            self.name,
             delay_s,
             self._why_down,
         )
@@ -417,5 +454,5 @@ class PythonInstance:
         self._started_s = time.monotonic()
         self._model.changed()
         if self._first_tried.is_set():
-            log.info("model %s: instance %s is back", self._model_name, self._name)
+            log.info("model %s: instance %s is back", self._model_name, self.name)
         self._first_tried.set()

@@ -18,6 +18,7 @@ import msgspec
 
 from edge_server.backends.contract import BackendParameters, ModelMetric, parameters_of
 from edge_server.backends.python.child import sandbox
+from edge_server.backends.python.environments import NO_ENVIRONMENT, Environment
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.shared_memory import MIB
 from edge_server.errors import InvalidRequest
@@ -257,6 +258,7 @@ class ModelProgram:
         interpreter: a Python that has what the model imports; empty is the daemon's own.
         runner: see `Start`.
         arguments: more arguments of `initialize`.
+        environment: the packages that the model brings.
         check: called with what a started process says of itself; raises an EdgeServerError for a
             process that must not serve.
     """
@@ -264,6 +266,7 @@ class ModelProgram:
     interpreter: str = ""
     runner: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
+    environment: Environment = NO_ENVIRONMENT
     check: Callable[[str], object] = str
 
 
@@ -327,4 +330,7 @@ def start_message(
         config.decoupled,
         sandbox.rules_of(config.completion.python),
         program.runner,
+        config.program,
+        program.environment.root,
+        program.environment.packages,
     )

@@ -148,6 +148,8 @@ class Start(Message, frozen=True):
         complete: only run `auto_complete_config`, on `arguments["model_config"]`, and exit.
         runner: the module of edge_server with the model's class; empty where the class is in the
             model's own Python file.
+        source: the directory of the file, where that is not the model's; see `python_backend`.
+        environment: that the model may read; `packages` of it are imported before others.
     """
 
     complete: bool
@@ -158,6 +160,9 @@ class Start(Message, frozen=True):
     decoupled: bool
     rules: SandboxRules = SandboxRules()
     runner: str = ""
+    source: str = ""
+    environment: str = ""
+    packages: str = ""
 
 
 class Execute(Message, frozen=True):

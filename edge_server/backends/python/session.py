@@ -286,6 +286,10 @@ class ChildSession:
         return self._in_flight.why_over
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def up(self) -> bool:
         return self._is_started and not self.why_over
 

@@ -100,7 +100,9 @@ def interpreter_having(framework: FrameworkPackages, pythons: Sequence[Path]) ->
         Unavailable: none has it; the text has the commands that make one.
         SettingsError: an interpreter that the user names is none.
     """
-    for python in pythons:
+    for each in pythons:
+        # The steps run in other directories; a link into a virtual environment stays one.
+        python = Path(shutil.which(each) or each).absolute()
         if not lacks(python, framework.modules):
             return python
     if not (here := missing(framework.modules)):

@@ -41,11 +41,12 @@ class Served:
 
     def __init__(self, directory: Path, python: Python) -> None:
         self.registry = ModelRegistry()
-        self.failed = RepositoryLoader(
+        self.loader = RepositoryLoader(
             ModelLifecycle(ModelTable(self.registry)),
             Repositories([directory]),
             completion=Completion(python=python),
-        ).load_all()
+        )
+        self.failed = self.loader.load_all()
         self.plane = DataPlane(self.registry)
 
     def infer(self, model: str, *values: int, **request: object) -> InferResponse:

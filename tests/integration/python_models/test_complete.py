@@ -81,7 +81,6 @@ def test_a_completion_that_hangs_fails_the_load(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (parameter("EXECUTION_ENV_PATH", "env.tar.gz"), "parameters: EXECUTION_ENV_PATH: this"),
         (
             parameter("execution_timeout_s", "9000"),
             'execution_timeout_s: expected a number <= 3600.0; got "9000"',

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from edge_server.api.admission import MIB, Admission, ByteBudget
+from edge_server.api.http.rest.api import gate_and_threads
 from edge_server.errors import Unavailable
 
 TIMEOUT_S = 20.0
@@ -138,3 +139,15 @@ def test_a_request_that_may_not_be_refused_waits() -> None:
     budget.give(MIB)
     assert taken.wait(TIMEOUT_S)
     waiting.join()
+
+
+def test_http_and_grpc_refuse_by_one_setting_in_the_same_words() -> None:
+    over_http, threads = gate_and_threads(2)
+    threads.shutdown()
+    texts = []
+    for gate in (over_http, Admission(2)):
+        with gate, gate:
+            texts.append(str(gate.refusal()))
+    assert set(texts) == {
+        "Exceeds maximum queue size: 2 inferences are in flight already (serving.max_inferences)"
+    }

@@ -225,7 +225,8 @@ def test_a_name_is_given_once(regions: SharedMemory) -> None:
     ("offset", "byte_size", "says"),
     [
         (51, 0, "Invalid offset for shared memory region: 'r'"),
-        (50, 1, "Invalid offset + byte size for shared memory region: 'r'"),
+        (50, 1, "Invalid offset for shared memory region: 'r'"),
+        (49, 2, "Invalid offset + byte size for shared memory region: 'r'"),
         (-1, 0, "Invalid offset for shared memory region: 'r'"),
         (
             -1,

@@ -63,6 +63,26 @@ def test_cudas_parameters_are_the_providers_own() -> None:
     assert len(made) == 2
 
 
+def test_a_models_parameters_for_cuda_are_the_providers_options_in_its_words() -> None:
+    numbers = {
+        "gpu_mem_limit": "268435456",
+        "cudnn_conv_algo_search": "1",
+        "arena_extend_strategy": "1",
+        "do_copy_in_default_stream": "0",
+    }
+    message = pb.ModelConfig()
+    for name, value in numbers.items():
+        message.parameters[name].string_value = value
+    (cuda, _) = providers_of(ModelConfig.of(message), ON_GPU, ALL)
+    assert cuda.options == {
+        "gpu_mem_limit": "268435456",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+        "do_copy_in_default_stream": "0",
+        "device_id": "1",
+    }
+
+
 def test_openvino_runs_on_the_processor() -> None:
     assert found(accelerator("cpu", "openvino", num_of_threads="2")) == [
         (OPENVINO, {"num_of_threads": "2"}),
@@ -80,7 +100,7 @@ def test_full_precision_needs_no_option() -> None:
     [
         (accelerator("gpu", "dml"), ON_GPU, "unknown Execution Accelerator 'dml' is requested"),
         (accelerator("cpu", "cuda"), ON_CPU, "unknown Execution Accelerator 'cuda' is requested"),
-        (accelerator("gpu", "cuda"), ON_CPU, "this one is of KIND_CPU; give KIND_GPU"),
+        (accelerator("gpu", "cuda"), ON_CPU, "this one is of KIND_CPU; there is no GPU here"),
         (
             accelerator("gpu", "tensorrt", precision_mode="INT4"),
             ON_GPU,

@@ -352,7 +352,7 @@ def test_no_difference_shows_a_secret() -> None:
     for running, wanted in (
         (Settings(grpc=restricted("geheim")), Settings(grpc=restricted("geheim2"))),
         (Settings(cameras={"a": CameraSection(uri=login)}), Settings()),
-        (Settings(repository=Repository(paths=(login,))), Settings()),
+        (Settings(repository=Repository(store=login)), Settings()),
     ):
         (found,) = differences(running, wanted)
         assert "geheim" not in f"{found.old} {found.new}"

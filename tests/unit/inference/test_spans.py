@@ -24,7 +24,7 @@ from edge_server.inference.otlp import (
     request_spans,
 )
 from edge_server.inference.tracing import TracedRequest, Tracer
-from edge_server.settings import Settings, TracingSection
+from edge_server.settings import Settings, TraceSection, TracingSection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +107,38 @@ def test_a_request_has_its_steps_as_children_and_their_phases_below(collected: C
     assert (found["whole"].attributes or {})["triton.model_version"] == 3
     assert (found["whole"].attributes or {})["triton.request_id"] == "7"
     assert spans.sent == len(collected) == 8
+
+
+def test_the_spans_have_tritons_events(collected: Collected) -> None:
+    spans = sender(collected)
+    tracer = Tracer(sender=spans)
+    trace = tracer.sample("m", "")
+    assert trace is not None
+    names = {
+        "InferRequest": ("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"),
+        "m": ("QUEUE_START",),
+        "compute": ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"),
+    }
+    trace.begin(1)
+    for each in itertools.chain.from_iterable(names.values()):
+        trace.mark(each)
+    trace.responded(final=True)
+    spans.flush()
+    found = {name: tuple(e.name for e in span.events) for name, span in collected.by_name().items()}
+    assert found["InferRequest"] == names["InferRequest"]
+    assert found["compute"] == names["compute"]
+    own = ("REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END")
+    assert found["m"] == own
+
+
+def test_a_rate_of_0_traces_those_alone_whose_caller_does(collected: Collected) -> None:
+    settings = Settings(trace=TraceSection(rate=0), tracing=ON)
+    made = span_sender(settings, Identity("d", "1", "", ""))
+    assert made is not None
+    assert made.choose(lambda: [("traceparent", TRACEPARENT)])[0]
+    assert not any(made.choose(None)[0] for _ in range(1000))
+    with pytest.raises(ValueError, match=r"trace\.rate must be non-zero"):
+        Settings(trace=TraceSection(rate=0))
 
 
 def test_a_failed_request_says_why(collected: Collected) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.backends.contract import Phases
-from edge_server.inference.statistics import ModelStatistics, SlidingSummary
+from edge_server.inference.statistics import PHASES, LatencyMetrics, ModelStatistics, SlidingSummary
 from edge_server.process.histogram import Buckets
 
 
@@ -75,3 +76,16 @@ def test_a_histogram_counts_up_to_and_with_each_bound() -> None:
     for value in (0.5, 1.0, 3.0, 9.0):
         buckets.add(value)
     assert buckets.now() == ((1.0, 5.0), (2, 3, 4), 13.5)
+
+
+def test_the_phases_of_a_request_are_in_histograms_where_they_are_kept() -> None:
+    statistics = ModelStatistics(LatencyMetrics(histograms=True))
+    statistics.succeeded(40_000_000, 7_000_000, Phases(1_000_000, 30_000_000, 2_000_000))
+    statistics.hit(200_000)
+    found = statistics.phases_s()
+    assert found.keys() == set(PHASES)
+    assert [found["request"].at_most[-1], found["compute_infer"].at_most[-1]] == [2, 1]
+    assert found["request"].total == pytest.approx(0.0402)
+    place = found["compute_infer"].bounds.index(0.05)
+    assert found["compute_infer"].at_most[place - 1 : place + 1] == (0, 1)
+    assert ModelStatistics().phases_s() == {}

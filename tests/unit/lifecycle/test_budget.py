@@ -74,6 +74,14 @@ def test_only_versions_that_are_loaded_count(write_model: WriteModel) -> None:
     assert needed_bytes(model_spec(write_model, "onnxruntime", model_onnx=10), []) == 0
 
 
+@pytest.mark.parametrize(("backend", "running", "mib"), [("python", 1, 128), ("python", 4, 0)])
+def test_of_a_loaded_version_only_further_instances_count(
+    write_model: WriteModel, backend: str, running: int, mib: int
+) -> None:
+    model = model_spec(write_model, backend, model_py=0)
+    assert needed_bytes(model, [], [1], running) == mib * MIB
+
+
 def test_a_refusal_gives_how_much_is_needed_and_what_can_be_done(
     tmp_path: Path, write_model: WriteModel
 ) -> None:

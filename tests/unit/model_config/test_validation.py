@@ -43,6 +43,7 @@ def completed(text: str, name: str = "m") -> pb.ModelConfig:
         ('backend: "identity" max_batch_size: -1', "must be non-negative value for m"),
         ('backend: "nonsense"', "unable to find backend library for backend 'nonsense'"),
         ('platform: "nonsense"', "unexpected platform type 'nonsense' for m"),
+        ('platform: "identity"', "platform type 'identity' for m; give backend: \"identity\" in"),
         (
             'platform: "pytorch_libtorch" backend: "tensorflow"',
             "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, tensorflow",

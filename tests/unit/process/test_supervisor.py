@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 import time
 from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.errors import InternalError, StageStuck
-from edge_server.process.worker import Auxiliary, AwakeTime, Worker, check_progress
+from edge_server.process.worker import (
+    Auxiliary,
+    AwakeTime,
+    Worker,
+    check_progress,
+    processor_wait_s,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +81,39 @@ def test_standstills_of_the_process_count_for_no_deadline(hanging: Worker) -> No
     check_progress([hanging], looking(8.0, late_s=60.0))
     with pytest.raises(StageStuck, match="lanes-road"):
         check_progress([hanging], looking(10.0, late_s=60.0))
+
+
+def test_time_without_a_processor_counts_for_no_deadline(hanging: Worker) -> None:
+    """From half of the deadline on, which is 10 s; the thread has waited 100 s before."""
+    waited_s = [100.0]
+
+    def hangs_after(seconds: float) -> bool:
+        return hanging.hangs(looking(seconds), lambda _: waited_s[0])
+
+    assert not hangs_after(6.0)
+    waited_s[0] += 20.0
+    assert not hangs_after(29.0)
+    assert hangs_after(31.0)
+
+
+def test_the_kernel_counts_how_long_a_thread_waits_for_a_processor() -> None:
+    """Two threads that compute share one processor; one that sleeps waits for none."""
+    one = min(os.sched_getaffinity(0))
+
+    def compute(now: float) -> None:
+        os.sched_setaffinity(0, {one})
+        hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 20_000)
+
+    workers = [Worker(f"hash-{number}", compute) for number in range(2)]
+    for worker in workers:
+        worker.start()
+    ids = [thread.native_id for thread in threading.enumerate() if "hash-" in thread.name]
+    asleep = threading.get_native_id()
+    before_s = processor_wait_s(asleep)
+    wait_until(lambda: all(processor_wait_s(each) > 0.1 for each in ids), LONG_S)
+    assert processor_wait_s(asleep) - before_s < min(map(processor_wait_s, ids))
+    for worker in workers:
+        worker.stop(LONG_S)
 
 
 def test_one_that_has_come_to_its_end_is_fine() -> None:

@@ -54,6 +54,18 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ("[grpc]\nprot = 3", 'grpc.prot: unknown key; did you mean "port"?'),
         ("[gprc]\nport = 3", 'gprc: unknown key; did you mean "grpc"?'),
         ('[cameras.front]\nurl = "x"', 'cameras.front.url: unknown key; did you mean "uri"?'),
+        (
+            '[cameras.front]\nuri = "x"\n[python]\ninterpreters = { torch = "x" }',
+            "python.interpreters.torch: unknown key; known: pytorch, tensorflow, openvino, paddle",
+        ),
+        (
+            '[cameras.front]\nuri = "x"\n[python]\ninterpreters = { pytorch = 1 }',
+            "python.interpreters",
+        ),
+        (
+            '[repository]\npaths = ["s3://fleet/models"]',
+            "s3://fleet/models: models are served from local disks; `edge-server models pull`",
+        ),
         ('[cameras.Front]\nuri = "x"', "a name has at most 64 of a-z, 0-9, '_' and '-'; got: Fro"),
         ('[cameras."front\\n"]\nuri = "x"', "a name has at most 64 of a-z, 0-9, '_' and '-'"),
         ('[device]\nid = "truck-7\\n"', r"device.id: expected at most 64 of a-z, 0-9, "),

@@ -24,19 +24,18 @@ if TYPE_CHECKING:
     from edge_server.inference.tracing import Tracer
     from edge_server.process.logs import LogSwitches
 
-# Each inference holds a thread while it waits for an instance, and each load; the rest answer
-# everything else.
-INFERENCES_AT_ONCE = 28
 LOADS_AT_ONCE = 4
 _STREAMS_AT_ONCE = 16
-_THREADS = INFERENCES_AT_ONCE + LOADS_AT_ONCE + 4
 STOPPING = "HTTP server is shutting down and has stopped accepting new requests."
 
 JSON = (("content-type", "application/json"),)
 
 
-def _admission() -> Admission:
-    return Admission(INFERENCES_AT_ONCE, _STREAMS_AT_ONCE, stopping=STOPPING)
+def gate_and_threads(inferences: int) -> tuple[Admission, CallThreads]:
+    """Return what admits so many inferences at once, and the threads that answer all requests: each
+    inference holds one while it waits for an instance, and each load."""
+    threads = CallThreads(inferences + LOADS_AT_ONCE + 4, "http")
+    return Admission(inferences, _STREAMS_AT_ONCE, stopping=STOPPING), threads
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ class RestApi:
     """The parts of the daemon that requests over HTTP use.
 
     Attributes:
+        gate: admits inferences; closed when the daemon stops.
         control: loads and unloads models on request; None refuses such requests.
         shared_memory: the clients' regions, the same as over gRPC; None refuses shared memory.
         longest_bytes: of a request, also once it is decompressed.
-        gate: admits inferences; closed when the daemon stops.
     """
 
     data_plane: DataPlane
@@ -56,13 +55,13 @@ class RestApi:
     rules: AccessRules
     tracer: Tracer
     log_switches: LogSwitches
+    gate: Admission
+    threads: CallThreads
     control: ModelControl | None = None
     shared_memory: SharedMemory | None = None
     forwarding: HeaderForwarding = field(default_factory=HeaderForwarding)
     longest_bytes: int = 64 * 1024 * 1024
     requests: RequestMetrics = field(default_factory=RequestMetrics)
-    gate: Admission = field(default_factory=_admission)
-    threads: CallThreads = field(default_factory=lambda: CallThreads(_THREADS, "http"))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from edge_server.api.contents import DATATYPES, MOST_DIMENSIONS, joined, to_arra
 from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.parameters import write_parameter
 from edge_server.errors import InternalError, InvalidRequest, Unavailable
+from edge_server.requests import log_prefix
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ def raw_request(
     """
     if len(config.inputs) != 1:
         raise InvalidRequest(
-            f"raw request should only have 1 input for deduction, got {len(config.inputs)}"
+            f"{log_prefix('')}Raw request must only have 1 input (found 1) to be deduced but got "
+            f"{len(config.inputs)} inputs in '{model}' model configuration"
         )
     spec = config.inputs[0]
     shape = list(config.full_shape(spec))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import site
 import socket
 import sys
 from contextlib import suppress
@@ -70,6 +71,8 @@ def main(arguments: list[str]) -> None:
         while not messages:
             messages = channel.receive()
         refused = _close_off(messages[0], connection) if isinstance(messages[0], Start) else ""
+        if isinstance(messages[0], Start) and messages[0].packages:
+            _import_first(messages[0].packages)
         _run(name, channel, messages, (outbox, inbox), refused)
     # Ends threads that the model has started and left running.
     sys.stdout.flush()
@@ -81,7 +84,8 @@ def _close_off(start: Start, connection: socket.socket) -> str:
     connection; return why the sandbox failed, or an empty text."""
     refused, listeners = "", []
     try:
-        listeners = sandbox.close_off(start.rules, str(Path(start.directory).parent))
+        opened = [str(Path(start.directory).parent), start.source, start.environment]
+        listeners = sandbox.close_off(start.rules, opened)
     except OSError as error:
         refused = f'its sandbox cannot be made: {error}; [python] sandbox = "off" runs it without'
     with suppress(OSError):
@@ -90,6 +94,16 @@ def _close_off(start: Start, connection: socket.socket) -> str:
     for listener in listeners:
         os.close(listener)
     return refused
+
+
+def _import_first(packages: str) -> None:
+    """Search `packages` behind the standard library, before all other packages."""
+    before = list(sys.path)
+    site.addsitedir(packages)
+    added = sys.path[len(before) :]
+    of_others = (i for i, path in enumerate(before) if path.endswith("-packages"))
+    place = next(of_others, len(before))
+    sys.path[:] = [*before[:place], *added, *before[place:]]
 
 
 def _run(

@@ -38,6 +38,10 @@ _CLASS = "TritonPythonModel"
 _READY_S = 5.0
 # Frames of these directories are C++ in Triton: tracebacks leave them out.
 _OURS = str(Path(__file__).parent.parent)
+_MAY_BE_BROUGHT = (
+    "; name it in a requirements.txt beside the model's file, of which `edge-server models env` "
+    "makes what the model imports"
+)
 _MAY_BE_OPENED = (
     "; in its sandbox a model reads its own directory and the system's, and writes to its "
     "temporary one; [python] readable and writable of the daemon's settings open more"
@@ -259,6 +263,8 @@ class ModelRunner:
         text = f"{type(error).__name__}: {printable(error)}"
         if self._in_sandbox and isinstance(error, PermissionError):
             text += _MAY_BE_OPENED
+        if isinstance(error, ModuleNotFoundError):
+            text += _MAY_BE_BROUGHT
         return text + (f"\n\nAt:\n{printable(at)}" if at else "")
 
 
@@ -277,6 +283,9 @@ def _import(start: m.Start) -> Any:
     here.model_directory = start.directory
     if start.runner:
         return importlib.import_module(start.runner)
+    if start.source:
+        sys.path += [start.source, str(Path(start.source).parent)]
+        return importlib.import_module(Path(start.filename).stem)
     sys.path += [str(version_directory), str(version_directory.parent)]
     return importlib.import_module(f"{version_directory.name}.{Path(start.filename).stem}")
 

@@ -24,7 +24,7 @@ import edge_server
 from edge_server.backends.python.messages import SandboxRules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from edge_server.settings import Python
 
@@ -402,22 +402,26 @@ def lacking(rules: SandboxRules) -> list[str]:
     return lines
 
 
-def close_off(rules: SandboxRules, model_directory: str) -> list[int]:
+def close_off(rules: SandboxRules, opened: Sequence[str]) -> list[int]:
     """Restrict this process to `rules`, as far as the kernel supports them; return the descriptor
-    on which the daemon decides system calls, empty where no filter refers calls."""
+    on which the daemon decides system calls, empty where no filter refers calls.
+
+    Args:
+        opened: directories that it may read wherever they are; an empty one is none.
+    """
     if not rules.closed:
         return []
     if _libc().prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) < 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
     _drop_capabilities()
     if rules.landlock:
-        _restrict_files(list(_openings(rules, model_directory)), rules.landlock)
+        _restrict_files(list(_openings(rules, opened)), rules.landlock)
     if rules.seccomp:
         return restrict_system_calls(os.getpid(), unix_sockets=rules.unix_sockets)
     return []
 
 
-def _openings(rules: SandboxRules, model_directory: str) -> Iterator[tuple[str, int]]:
+def _openings(rules: SandboxRules, opened: Sequence[str]) -> Iterator[tuple[str, int]]:
     private = [os.path.realpath(path) for path in (*_PRIVATE, *rules.private)]
     interpreter = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *edge_server.__path__}
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
@@ -429,7 +433,7 @@ def _openings(rules: SandboxRules, model_directory: str) -> Iterator[tuple[str, 
     # TMPDIR is the process's own.
     for path in (os.environ["TMPDIR"], _SHARED_MEMORY):
         yield path, _WRITE
-    yield model_directory, _READ
+    yield from ((path, _READ) for path in opened if path)
     for name in _DEVICES:
         yield f"/dev/{name}", _DEVICE & ~_IOCTL_DEVICE
     for entry in Path("/dev").iterdir():

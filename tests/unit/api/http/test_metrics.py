@@ -18,7 +18,7 @@ from edge_server.api.calls import RequestMetrics
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.metrics import Exposition
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.backends.contract import Phases
+from edge_server.backends.contract import Phases, TensorModel
 from edge_server.board.watch import BoardWatch, ClockWatch
 from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
@@ -30,7 +30,7 @@ from edge_server.inference.registry import (
     ModelState,
     ServedConfiguration,
 )
-from edge_server.inference.statistics import FailureReason, ModelStatistics
+from edge_server.inference.statistics import FailureReason, LatencyMetrics, ModelStatistics
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # What dashboards of Triton ask for, as far as it is counted here.
 TRITON = {
+    "nv_pinned_memory_pool_total_bytes",
+    "nv_pinned_memory_pool_used_bytes",
     "nv_inference_request_success",
     "nv_inference_request_failure",
     "nv_inference_pending_request_count",
@@ -127,6 +129,11 @@ class Waiting:
 def ready(name: str, statistics: ModelStatistics) -> ModelEntry:
     loaded = LoadedModel(None, 2, Waiting(), statistics, load_s=1.5)  # type: ignore[arg-type]
     return ModelEntry(name, 2, ModelState.READY, loaded=loaded)
+
+
+class OfProcesses(TensorModel):
+    def memory_bytes(self) -> int:
+        return 4096
 
 
 def samples(given: Sources) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -305,8 +312,11 @@ def lane_frame() -> LaneFrame:
 
 
 def test_every_metric_of_the_reference_is_exported_with_its_labels(tmp_path: Path) -> None:
-    statistics = ModelStatistics()
+    statistics = ModelStatistics(LatencyMetrics(histograms=True))
     statistics.copied("to_device", 100)
+    model = ready("m", statistics)
+    assert model.loaded is not None
+    loaded = replace(model.loaded, model=OfProcesses(lambda inputs, _: inputs))
     requests, latency, histograms = RequestMetrics(), LaneLatency(), Histograms((0.1,))
     requests.responded("grpc", "m", time.monotonic_ns())
     requests.failed("grpc", "UNAVAILABLE")
@@ -315,7 +325,7 @@ def test_every_metric_of_the_reference_is_exported_with_its_labels(tmp_path: Pat
     broker = Broker()
     broker.latency = histograms.distributions()
     parts = sources(
-        [replace(ready("m", statistics), configuration=ServedConfiguration("config.pbtxt", "CPU"))],
+        [replace(model, loaded=loaded, configuration=ServedConfiguration("config.pbtxt", "CPU"))],
         broker=broker,
         requests=requests,
         events=lambda: {("model", "rolled_back"): 1},

@@ -155,7 +155,9 @@ EXPECTED: dict[str, list[tuple[str, Any]]] = {
         ("key=value", IGNORED),
         ("default-max-batch-size=8", ("repository.default_max_batch_size", 8)),
     ],
-    "backend-directory": [("/opt/tritonserver/backends", IGNORED)],
+    "backend-directory": [
+        ("/opt/tritonserver/backends", ("python.backends", "/opt/tritonserver/backends"))
+    ],
     "repoagent-directory": [("/opt/tritonserver/repoagents", IGNORED)],
     "rate-limit": [("execution_count", ("serving.rate_limit", "execution_count"))],
     "rate-limit-resource": [

@@ -1,0 +1,162 @@
+"""Packages that a Python model brings along: an environment of conda-pack, or a requirements.txt
+beside its file, of which `edge-server models env` makes a directory of packages.
+
+The daemon's own interpreter imports them before its own packages, and only once the sandbox is
+closed: an interpreter that comes with a model would run before that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.model_config.files import reading
+from edge_server.process.disk import file_sha256, make_locked_directory, orphans, state_directory
+from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
+
+if TYPE_CHECKING:
+    from edge_server.model_config.config import ModelConfig
+
+log = logging.getLogger(__name__)
+
+EXECUTION_ENV_PATH = "EXECUTION_ENV_PATH"
+REQUIREMENTS = "requirements.txt"
+_OF_THE_MODEL = "$$TRITON_MODEL_DIRECTORY"
+_UNPACKING = "unpacking-"
+_DIGITS = 32
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+class Environment(NamedTuple):
+    """Directories: the environment, which the model may read, and the packages in it; empty where
+    the model has none."""
+
+    root: str = ""
+    packages: str = ""
+
+
+NO_ENVIRONMENT = Environment()
+
+
+def environment_of(directory: Path, config: ModelConfig, *, warn: bool = False) -> Environment:
+    """Return the environment of the model whose version `directory` is; an archive is unpacked
+    where that has not been done.
+
+    Raises:
+        ModelConfigError: it is for another Python, or cannot be read; the text has the remedy.
+        ModelLoadError: there is no room to unpack it.
+        GivenUp: see `require_wanted`.
+    """
+    if given := config.parameters.get(EXECUTION_ENV_PATH):
+        path = Path(given.replace(_OF_THE_MODEL, str(directory.parent.resolve())))
+        where = f"model '{config.name}': parameters: {EXECUTION_ENV_PATH}: {path}"
+        with reading(path):
+            if not path.is_absolute() or not path.exists():
+                raise ModelConfigError(
+                    f"{where}: is not there; give an absolute path, or begin it with "
+                    f"{_OF_THE_MODEL}"
+                )
+            return _of_conda(path if path.is_dir() else _unpacked(path, where), where)
+    requirements = directory / REQUIREMENTS
+    with reading(requirements):
+        if not requirements.is_file():
+            return NO_ENVIRONMENT
+        made = made_of(requirements, environments_in(state_directory()))
+    if made.is_dir():
+        return Environment(str(made), str(made))
+    if warn:
+        log.warning(
+            "model %s: runs with the server's own packages: nothing has been made of its %s; "
+            "`edge-server models env %s` does that",
+            config.name,
+            REQUIREMENTS,
+            config.name,
+        )
+    return NO_ENVIRONMENT
+
+
+def environments_in(state: Path) -> Path:
+    """Return where a daemon with this state directory has the environments of its models."""
+    return state / "environments"
+
+
+def made_of(requirements: Path, parent: Path) -> Path:
+    """Return the directory below `parent` with the packages of `requirements`, once it is made: by
+    its content, the version of Python and the machine."""
+    content = f"{VERSION} {platform.machine()}\n".encode() + requirements.read_bytes()
+    return parent / hashlib.sha256(content).hexdigest()[:_DIGITS]
+
+
+def _of_conda(root: Path, where: str) -> Environment:
+    packages = root / "lib" / f"python{VERSION}" / "site-packages"
+    if packages.is_dir():
+        return Environment(str(root), str(packages))
+    found = sorted(path.name for path in (root / "lib").glob("python3*") if path.is_dir())
+    raise ModelConfigError(
+        f"{where}: has {' and '.join(found) or 'no Python'} in lib, and models run with Python "
+        f"{VERSION} here; make it with `conda create python={VERSION}` and conda-pack"
+    )
+
+
+def _unpacked(archive: Path, where: str) -> Path:
+    """Return the directory of the archive's content, by its digest."""
+    parent = environments_in(state_directory())
+    place = parent / file_sha256(archive)[:_DIGITS]
+    if place.is_dir():
+        return place
+    try:
+        parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for orphan, _ in orphans(parent, _UNPACKING):
+            shutil.rmtree(orphan, ignore_errors=True)
+        made, held = make_locked_directory(parent, _UNPACKING)
+    except OSError as error:
+        raise ModelLoadError(f"{where}: cannot be unpacked: {error}") from error
+    try:
+        log.info("%s: is unpacked into %s", where, place)
+        _unpack(archive, made, where)
+        # A load beside this one may have been first.
+        if not place.is_dir():
+            made.rename(place)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        os.close(held)
+    return place
+
+
+def _unpack(archive: Path, directory: Path, where: str) -> None:
+    """A program of its own does it: an archive has many small files, and Python's lock is held for
+    each of them."""
+    command = [
+        "nice",
+        "tar",
+        "--extract",
+        "--no-same-owner",
+        "--file",
+        str(archive),
+        "-C",
+        str(directory),
+    ]
+    with subprocess.Popen(  # noqa: S603 - a fixed program
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        while True:
+            try:
+                _, said = process.communicate(timeout=LOOK_S)
+                break
+            except subprocess.TimeoutExpired:
+                try:
+                    require_wanted()
+                except GivenUp:
+                    process.kill()
+                    raise
+    if process.returncode:
+        last = (said.strip().splitlines() or [f"tar ended with code {process.returncode}"])[-1]
+        raise ModelConfigError(f"{where}: cannot be unpacked: {last}; make it with conda-pack")
