@@ -367,11 +367,10 @@ def _follow(profile: _Profile, places: _Places, units: Floats, unit_px: float) -
         place = np.argmax(np.subtract(clear, gap, out=gap), axis=2)
         middle, level = _middle(profile.ridge, aside, place, turns)
         miss = (middle - line) / (3.0 * wide)
-        weight = np.clip(
-            (np.minimum(level, _CLEAR_LEVELS) - _LEAST_LEVELS) / (_CLEAR_LEVELS - _LEAST_LEVELS),
-            0.0,
-            1.0,
-        )
+        weight = np.minimum(level, _CLEAR_LEVELS)
+        weight -= _LEAST_LEVELS
+        weight *= 1.0 / (_CLEAR_LEVELS - _LEAST_LEVELS)
+        np.maximum(weight, 0.0, out=weight)
         weight *= np.maximum(0.0, 1.0 - miss * miss) ** 2
         weight /= _ROWS_ALIKE
         precise = weight / noise_px**2
@@ -464,14 +463,14 @@ def _yellow_odds(
     # The median of what is painted, the rest behind it.
     ordered = np.sort(np.where(near, road - paint, np.inf), axis=1)
     number = np.maximum(np.count_nonzero(near, axis=1), 1)
-    middle = np.stack([(number - 1) // 2, number // 2], axis=1)
-    yellowness = np.take_along_axis(ordered, middle, axis=1).mean(axis=1)
-    distance = np.clip((yellowness - _YELLOW) / _YELLOW_STD, -1.5, 1.5)
+    lane = at[0][:, 0]
+    yellowness = 0.5 * (ordered[lane, (number - 1) // 2] + ordered[lane, number // 2])
+    distance = np.minimum(np.maximum((yellowness - _YELLOW) / _YELLOW_STD, -1.5), 1.5)
     # Neighbouring places are one patch of paint; two that are 2 m apart count apart.
     odds = np.minimum(length_m / _CELL_M + 1.0, 4.0) * distance
     odds = np.where(length_m < _LEAST_COLOURED_M, 0.0, odds)
-    found_odds: list[float] = np.clip(odds, -_MOST_EVIDENCE, _MOST_EVIDENCE).tolist()
-    return found_odds
+    limited: list[float] = np.minimum(np.maximum(odds, -_MOST_EVIDENCE), _MOST_EVIDENCE).tolist()
+    return limited
 
 
 def _blue_by_luma(
