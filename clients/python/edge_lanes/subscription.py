@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import paho.mqtt.client as mqtt
 from google.protobuf import json_format
+from paho.mqtt.enums import CallbackAPIVersion
 
 from edge_lanes.e2e import PROPERTY, Checker
 from edge_lanes.reading import SILENT_AFTER_S, Reading, reading_of, readings
@@ -60,7 +61,7 @@ class LaneSubscription:
         # The newest message alone.
         self._arrived: queue.Queue[_Message] = queue.Queue(maxsize=1)
         self._last: lanes_pb2.LaneFrame | None = None
-        self._client = client or mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        self._client = client or mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
         self._client.on_connect = self._on_connect
         self._client.on_connect_fail = self._on_connect_fail
         self._client.on_disconnect = self._on_disconnect
@@ -106,9 +107,10 @@ class LaneSubscription:
     def _on_message(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:
         properties = message.properties
         envelope = dict(getattr(properties, "UserProperty", [])).get(PROPERTY)
-        if not self._checker.check(message.payload, envelope, time.monotonic()).usable:
+        payload = bytes(message.payload)
+        if not self._checker.check(payload, envelope, time.monotonic()).usable:
             return
-        arrived = _Message(message.payload, getattr(properties, "ContentType", ""))
+        arrived = _Message(payload, getattr(properties, "ContentType", ""))
         # This thread alone puts, so there is room once the older one is out.
         with contextlib.suppress(queue.Empty):
             self._arrived.get_nowait()
