@@ -128,7 +128,7 @@ class NetworkModel:
             request = InferRequest(
                 self.name,
                 {taker.image: image},
-                outputs=contract.outputs,
+                outputs=tuple(contract.outputs),
                 deadline=deadline,
                 parameters=parameters,
                 replayed=replayed,
