@@ -183,7 +183,7 @@ def build_lanes(
     vehicle, events = VehicleInputs(), event_log(settings)
     publisher = Publisher(settings.mqtt, identity, events=events, vehicle=vehicle)
     feed, networks = LaneFeed(identity), LaneFeed(identity)
-    pictures = PictureFeed(PictureWriter(identity))
+    pictures = PictureFeed(PictureWriter(identity, networks))
     latency = LaneLatency()
     rate = LaneRate(latency.frames)
     clock = ClockWatch(required=settings.device.clock == "synchronized")

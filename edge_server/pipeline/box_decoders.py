@@ -15,10 +15,9 @@ from edge_server.pipeline.perception import (
     View,
     labels_of,
     number_of,
-    spec_text,
     unfit,
 )
-from edge_server.tensors import DataType, shape_text
+from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -124,6 +123,7 @@ def _read_rows(arrays: Arrays, _labels: int) -> _Boxes:
 
 def _read_detr(arrays: Arrays, labels: int) -> _Boxes:
     boxes, logits = arrays[0], arrays[1].astype(np.float64)
+    _check_classes(logits, 1 if labels == 1 else 2)
     if labels and logits.shape[1] == labels:  # each class by itself, as of RT-DETR
         shares = 1 / (1 + np.exp(-logits))
     else:  # the last class is "nothing"
@@ -133,7 +133,13 @@ def _read_detr(arrays: Arrays, labels: int) -> _Boxes:
     return _Boxes(boxes, shares[np.arange(len(shares)), classes], classes)
 
 
+def _check_classes(scores: NDArray[Any], fewest: int) -> None:
+    if scores.shape[1] < fewest:
+        raise BadOutput("shape", f"there are {scores.shape[1]} scores for each box, not {fewest}")
+
+
 def _read_ssd_scores(arrays: Arrays, _labels: int) -> _Boxes:
+    _check_classes(arrays[1], 2)
     boxes, shares = arrays[0], arrays[1][:, 1:]  # the first class is the background
     classes = shares.argmax(axis=1)
     return _Boxes(boxes, shares[np.arange(len(shares)), classes], classes)
@@ -228,12 +234,6 @@ def find_detection(config: ModelConfig) -> Found:
     overlap = number_of(config, "nms_threshold", 0.45 if decoder.overlaps else 0.0)
 
     def read(arrays: Arrays, view: View) -> Detections:
-        for spec, array in zip(outputs, arrays, strict=True):
-            if array.ndim != len(spec.shape):
-                raise BadOutput(
-                    "shape",
-                    f"output '{spec.name}' has {shape_text(array.shape)}, not {spec_text(spec)}",
-                )
         counts = {array.shape[0] for array in arrays} if len(arrays) > 1 else {0}
         if len(counts) > 1:
             sizes = ", ".join(f"'{s.name}' {len(a)}" for s, a in zip(outputs, arrays, strict=True))

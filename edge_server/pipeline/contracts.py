@@ -32,7 +32,7 @@ from edge_server.pipeline.perception import (
     number_of,
     unfit,
 )
-from edge_server.tensors import DataType, shape_text
+from edge_server.tensors import DataType, shape_fits, shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,12 +52,12 @@ class Contract:
     """How the response of a network is read.
 
     Attributes:
-        outputs: names of the tensors that `read` takes, in its order.
+        outputs: names of the tensors that `read` takes, in its order, and their declared shapes.
         read: returns what they mean.
     """
 
     task: Task
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, tuple[int, ...]]
     image: ImageInput
     read: Callable[[Arrays, View], Result]
 
@@ -82,7 +82,8 @@ class Contract:
                 except ModelConfigError as error:
                     faults.append(str(error))
                 else:
-                    return Contract(name, outputs, image, read)
+                    shapes = {each.name: each.shape for each in config.outputs}
+                    return Contract(name, {each: shapes[each] for each in outputs}, image, read)
         raise ModelConfigError("; ".join(faults))
 
     def result(self, tensors: Mapping[str, NDArray[Any]], view: View) -> Result:
@@ -91,15 +92,20 @@ class Contract:
         Raises:
             BadOutput: the response breaks the contract.
         """
-        arrays = [tensors[name] for name in self.outputs]
-        if self.image.batched:
-            for name, array in zip(self.outputs, arrays, strict=True):
-                if not array.ndim or len(array) != 1:
-                    raise BadOutput(
-                        "shape", f"output '{name}' has {shape_text(array.shape)} for one frame"
-                    )
-            arrays = [array[0] for array in arrays]
-        return self.read(arrays, view)
+        rows = (1,) if self.image.batched else ()
+        arrays = []
+        for name, shape in self.outputs.items():
+            array = tensors[name]
+            if not shape_fits(array.shape, (*rows, *shape)):
+                raise BadOutput(
+                    "shape",
+                    f"output '{name}' has {shape_text(array.shape)}, not "
+                    f"{shape_text((*rows, *shape))}",
+                )
+            arrays.append(array[0] if rows else array)
+        # What overflows is not finite, and has a name.
+        with np.errstate(all="ignore"):
+            return self.read(arrays, view)
 
 
 def check_replacement(old: ModelConfig, new: ModelConfig) -> None:
@@ -127,7 +133,7 @@ def _find_lanes(config: ModelConfig) -> Found:
 
     def read(arrays: Arrays, view: View) -> tuple[Lane, ...]:
         points, scores = arrays
-        if points.ndim != 3 or points.shape != (len(scores), *points.shape[1:2], 2):
+        if len(points) != len(scores):
             raise BadOutput(
                 "shape",
                 f"output '{tensors.points}' has {shape_text(points.shape)} for "
@@ -156,8 +162,6 @@ def _find_segmentation(config: ModelConfig) -> Found:
 
     def read(arrays: Arrays, view: View) -> Segmentation:
         (array,) = arrays
-        if array.ndim != len(spec.shape):
-            raise BadOutput("shape", f"output '{spec.name}' has {shape_text(array.shape)}")
         if scores and not np.isfinite(array).all():
             raise BadOutput("not_finite", f"output '{spec.name}' has NaN or infinity")
         cells = array.argmax(axis=0) if scores else array
@@ -228,7 +232,7 @@ def _find_classification(config: ModelConfig) -> Found:
 
     def read(arrays: Arrays, _view: View) -> Classification:
         shares = arrays[0].astype(np.float64)
-        if shares.ndim != 1 or (labels and len(shares) != len(labels)):
+        if labels and len(shares) != len(labels):
             raise BadOutput(
                 "class",
                 f"output '{spec.name}' has {shape_text(shares.shape)}, and there are "

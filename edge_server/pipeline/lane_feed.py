@@ -60,6 +60,11 @@ class LaneFeed:
         """Return the newest lanes of a camera; None before its first frame."""
         return self._newest.get(camera)
 
+    def newest_of(self, camera: str) -> list[LaneMessage]:
+        """Return what each network of a camera has found last; of a feed of networks."""
+        with self._lock:
+            return [m for name, m in self._newest.items() if name.startswith(f"{camera}/")]
+
     def forget(self, camera: str) -> None:
         """Forget the lanes of a camera that was removed, or what its networks found; the count
         goes on if it comes back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from weakref import ref
 
 import numpy as np
@@ -21,6 +21,8 @@ from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from edge_server.cameras.frame import Frame, UsefulSize
     from edge_server.inference.data_plane import DataPlane
@@ -167,7 +169,8 @@ class FrameInputs:
             shape = shape[:2]
         upload = upload.reshape((1, *shape) if taker.batched else shape)
         if taker.on_gpu:
-            return Tensor(upload), parameters  # type: ignore[arg-type]  # see `Tensor.on_device`
+            # The struct's type is numpy's, for those that take no arrays on a device.
+            return Tensor(cast("NDArray[np.uint8]", upload)), parameters
         return Tensor(upload.on_host()), parameters
 
 

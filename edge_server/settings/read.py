@@ -20,6 +20,7 @@ from edge_server.errors import SettingsError
 from edge_server.settings.sections import (
     NAME,
     POWER,
+    REGION,
     CameraSection,
     DeviceSection,
     EventsSection,
@@ -240,7 +241,7 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
         return without_logins(f"cameras: a name has {_NAME_IN_WORDS}; got: {names}")
     message = message.replace(
         f"Expected `str` matching regex {NAME!r}", f"expected {_NAME_IN_WORDS}"
-    )
+    ).replace(f"Expected `str` matching regex {REGION!r}", 'expected "road", or x,y,width,height')
     path = location.strip("`").removeprefix("$").lstrip(".")
     if unknown := re.search(r"unknown field `([^`]*)`", message):
         key = unknown[1]

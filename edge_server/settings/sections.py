@@ -201,8 +201,8 @@ class NetworkSection(Section, frozen=True):
     Attributes:
         max_hz: at most so many frames a second; 0 is every frame.
         deadline_ms: older frames are not given to the network, and older results are stale.
-        priority: where there is time for less than all networks want, one of priority 2 gets twice
-            the time of one of 1.
+        priority: of several networks that wait, the one runs next that has had the least time,
+            divided by its priority.
         region: what the network sees of the picture: `x,y,width,height` in px, or `road`, which is
             below the horizon of the camera's calibration; empty is all.
         publish: results go to MQTT and streams; otherwise they are counted alone.

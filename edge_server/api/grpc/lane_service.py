@@ -86,7 +86,7 @@ class LaneServicer:
     def StreamLanes(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         def chosen(first: Any) -> Sequence[str]:
             self._refuse_unknown(first.cameras)
-            return first.cameras  # type: ignore[no-any-return]  # a message of protobuf
+            return tuple(first.cameras)
 
         kinds = pb.StreamLanesRequest, pb.StreamLanesResponse
         yield from self._stream(requests, context, self._sources.feed, kinds, chosen)
@@ -102,7 +102,7 @@ class LaneServicer:
                 if name not in known:
                     there = ", ".join(known) or "none"
                     raise NotFound(f"no network '{name}' is in the settings; there are: {there}")
-            return first.networks  # type: ignore[no-any-return]  # a message of protobuf
+            return tuple(first.networks)
 
         kinds = perception_pb2.StreamNetworksRequest, perception_pb2.StreamNetworksResponse
         yield from self._stream(requests, context, self._sources.networks, kinds, chosen)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
@@ -106,7 +110,7 @@ IN_PICTURE = [320, 450, 640, 540]
         (YOLO, "a b", {"output0": np.array([[24, 13.5, 16, 9, 0.1, 0.9], [24, 13, 16, 9, 0, 0.6],
                                             [9, 9, 2, 2, 0.2, 0.1]]).T}),
         ("o:FP32:-1,7", "a b", {"o": [[24, 13.5, 16, 9, 0.9, 0.1, 1.0]]}),
-        ("o:FP32:300,6", "", {"o": [[16, 9, 32, 18, 0.9, 1], [0, 0, 0, 0, 0, 0]]}),
+        ("o:FP32:-1,6", "", {"o": [[16, 9, 32, 18, 0.9, 1], [0, 0, 0, 0, 0, 0]]}),
         (SSD, "a b", {"boxes": [[0.25, 0.25, 0.5, 0.5]], "scores": [0.9], "classes": [1]}),
         ("boxes:FP32:-1,4 scores:FP32:-1,3", "",
          {"boxes": [[0.25, 0.25, 0.5, 0.5]], "scores": [[0.05, 0.05, 0.9]]}),
@@ -154,6 +158,43 @@ def test_a_response_that_breaks_the_contract_is_an_error_with_a_name(
         detections(SSD, tensors, "car person")
     assert raised.value.code == code
     assert str(raised.value).startswith(f"{code}: ")
+
+
+ANY_NUMBER = st.floats(width=32) | st.sampled_from([0.0, 0.5, 1.0, 30.0, math.nan, math.inf])
+
+
+@given(data=st.data())
+@pytest.mark.parametrize(
+    ("outputs", "labels"),
+    [
+        (YOLO, "a b"),
+        ("o:FP32:-1,7", "a b"),
+        ("o:FP32:-1,6", ""),
+        (SSD, "a"),
+        ("boxes:FP32:-1,4 scores:FP32:-1,-1", ""),
+        ("boxes:FP32:-1,4 logits:FP32:-1,-1", "a b"),
+        (LANES, ""),
+        ("scores:FP32:3,-1,-1", "background road car"),
+        ("p:FP32:-1", "sun rain"),
+    ],
+)
+def test_any_response_has_a_meaning_or_an_error_with_a_name(
+    outputs: str, labels: str, data: st.DataObject
+) -> None:
+    task = "detection" if "boxes" in outputs or outputs.startswith(("o:", YOLO)) else ""
+    contract = Contract.of(config(outputs, labels, **({"task": task} if task else {})))
+    sides = st.integers(0, 6)
+    tensors = {
+        name: data.draw(arrays(np.float32, tuple(data.draw(sides) if d < 0 else d for d in shape),
+                               elements=ANY_NUMBER))
+        for name, shape in contract.outputs.items()
+    }  # fmt: skip
+    with contextlib.suppress(BadOutput):
+        found = contract.result(tensors, VIEW)
+        if isinstance(found, Detections):
+            assert np.isfinite(found.boxes).all()
+            assert (found.boxes >= 0).all()
+            assert (found.boxes <= [1280, 720, 1280, 720]).all()
 
 
 def test_a_box_without_enough_score_may_be_anything() -> None:
@@ -222,7 +263,7 @@ def test_classes_come_with_the_best_first() -> None:
     found = contract.result({"p": np.array([0.2, 0.7, 0.1], np.float32)}, VIEW)
     assert isinstance(found, Classification)
     assert [(each, round(score, 3)) for each, score in found.classes] == [(1, 0.7), (0, 0.2)]
-    with pytest.raises(BadOutput, match=r"class: output 'p' has \[4\], and there are 3 labels"):
+    with pytest.raises(BadOutput, match=r"shape: output 'p' has \[4\], not \[3\]"):
         contract.result({"p": np.zeros(4, np.float32)}, VIEW)
 
 

@@ -92,6 +92,27 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ),
         ("cameras.a.uri = 'x'\ncameras.b = 3", "cameras.b: expected a table; got 3"),
         (
+            "[cameras.a]\nuri = 'x'\n[cameras.b]\nuri = 'x'\n[cameras.b.networks.s]\nmodel = 'm'\n"
+            "[cameras.b.networks.t]\nmodel = 'm'\nmax_hz = -1",
+            "cameras.b.networks.t.max_hz: expected a number >= 0",
+        ),
+        (
+            "[cameras.a]\nuri = 'x'\n[cameras.a.networks.s]\nmodels = 'm'",
+            'cameras.a.networks.s.models: unknown key; did you mean "model"?',
+        ),
+        (
+            "[cameras.a]\nuri = 'x'\n[cameras.a.networks.S]\nmodel = 'm'",
+            "a name has at most 64 of a-z, 0-9, '_' and '-'; got: S",
+        ),
+        (
+            "[cameras.a]\nuri = 'x'\n[cameras.a.networks.s]\nmodel = 'm'\nregion = 'left'",
+            'cameras.a.networks.s.region: expected "road", or x,y,width,height',
+        ),
+        (
+            "[cameras.a]\nuri = 'x'\n[cameras.a.networks.lanes]\nmodel = 'm'",
+            "`lanes` is the network of the camera's own model; give another one another name",
+        ),
+        (
             "[cameras.a]\nuri = 'x'\nreader = 'ffmpeg'",
             "cameras.a.reader: expected one of auto, gstreamer, opencv; got 'ffmpeg'",
         ),

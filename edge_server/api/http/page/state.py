@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edge_server.inference.registry import UNLOADED
-from edge_server.pipeline.messages import lane_frame_fields
+from edge_server.pipeline.messages import lane_frame_fields, objects_of
+from edge_server.pipeline.perception import Detections, NetworkFrame
 from edge_server.process.utf8 import as_utf8, shortened
 
 if TYPE_CHECKING:
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
     from edge_server.board.identity import Identity
     from edge_server.board.watch import DeviceReport
     from edge_server.inference.registry import ModelEntry
+    from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import Event, EventLog
+    from edge_server.pipeline.lane_feed import LaneFeed
     from edge_server.pipeline.lane_pipeline import LanePipeline
     from edge_server.pipeline.picture_feed import PictureFeed, Sight
     from edge_server.process.histogram import Distribution
 
 _LONGEST_REASON = 600  # characters
+# Older boxes are elsewhere by now.
+_BOXES_NS = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -210,17 +215,20 @@ class PictureWriter:
 
     Args:
         identity: of this device.
+        networks: what other networks have found; None shows nothing of them.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, networks: LaneFeed | None = None) -> None:
         self._identity = identity
+        self._networks = networks
         self._seq = itertools.count()
 
     def __call__(self, sight: Sight, width: int) -> bytes:
         """Return the size of the JSON in four bytes, big endian, the JSON, and the JPEG.
 
         The JSON is a `LaneFrame` message, see docs/mqtt.md, without the ground points, whose
-        polynomials it has. Its age is that of the moment at which the lanes were known.
+        polynomials it has, and with `boxes`: the newest detections of each other network, of frames
+        of the last half second. Its age is that of the moment at which the lanes were known.
         A picture wider than `width` (px) is made so small.
         """
         # OpenCV comes with the first camera, and takes long to import.
@@ -230,5 +238,17 @@ class PictureWriter:
         for lane in fields["lanes"]:
             if "ground" in lane:
                 del lane["ground"]["points"]
+        fields["boxes"] = self._boxes(sight.lane_frame)
         text = msgspec.json.encode(fields)
         return b"".join((len(text).to_bytes(4, "big"), text, jpeg_of(sight.frame, _QUALITY, width)))
+
+    def _boxes(self, lane_frame: LaneFrame) -> list[dict[str, Any]]:
+        found = [] if self._networks is None else self._networks.newest_of(lane_frame.camera)
+        return [
+            box
+            for message in found
+            if isinstance(frame := message.frame, NetworkFrame)
+            and isinstance(frame.result, Detections)
+            and lane_frame.capture_mono_ns - frame.capture_mono_ns < _BOXES_NS
+            for box in objects_of(frame.result)
+        ]

@@ -182,6 +182,13 @@ function drawPicture(canvas, { frame, bitmap }, large) {
     context.stroke();
   }
   context.setLineDash([]);
+  context.strokeStyle = context.fillStyle = "#ff9f6e";
+  context.lineWidth = 2 * scale;
+  context.font = `${12 * scale}px sans-serif`;
+  for (const { box, label, class_id } of frame.boxes ?? []) {
+    context.strokeRect(box.x_min * across, box.y_min * down, (box.x_max - box.x_min) * across, (box.y_max - box.y_min) * down);
+    if (large) context.fillText(label || `class ${class_id}`, box.x_min * across, box.y_min * down - 4 * scale);
+  }
 }
 
 function showRoad({ frame, state }) {

@@ -30,8 +30,10 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.event_log import Event, EventLog
+from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.lane_pipeline import LanePipeline
-from edge_server.pipeline.picture_feed import PictureFeed
+from edge_server.pipeline.perception import Detections, NetworkFrame
+from edge_server.pipeline.picture_feed import PictureFeed, Sight
 from edge_server.pixels import Image
 
 if TYPE_CHECKING:
@@ -352,3 +354,29 @@ def test_an_acknowledgement_of_nothing_ends_the_connection() -> None:
             assert message["code"] == MISTAKE
 
     run(sources(), scenario)
+
+
+def test_boxes_of_the_last_half_second_are_with_the_picture() -> None:
+    networks = LaneFeed(IDENTITY)
+    boxes = Detections(np.array([[1.0, 2, 3, 4]]), np.array([0]), np.array([0.9]), ("car",))
+    for name, age_ns in (("new", 100_000_000), ("old", 900_000_000)):
+        found = NetworkFrame(
+            "front",
+            1,
+            0,
+            10**9 - age_ns,
+            0,
+            64,
+            36,
+            "net",
+            network=name,
+            task="detection",
+            result=boxes,
+        )
+        networks(found, None, f"front/{name}")
+    frame = Frame(1, Image.of_bgr(np.zeros((36, 64, 3), np.uint8)), 10**9, 0)
+    lanes = LaneFrame("front", 1, 0, 10**9, 0, 64, 36, "lane_detection")
+    written = PictureWriter(IDENTITY, networks)(Sight(lanes, frame, 10**9), 64)
+    fields = json.loads(written[4 : 4 + int.from_bytes(written[:4], "big")])
+    (box,) = fields["boxes"]
+    assert (box["label"], box["box"]["x_max"]) == ("car", 3)
