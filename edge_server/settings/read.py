@@ -229,7 +229,7 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
     cameras = table.get("cameras")
     cameras = cameras if isinstance(cameras, dict) else {}
     message, _, location = text.partition(" - at ")
-    if location.startswith("`key`") and not location.endswith("$.cameras`"):
+    if location.startswith("`key`") and "$.cameras" not in location:
         table_name = location.partition("`$.")[2].rstrip("`")
         known = next(get_args(t) for t in types_in(type_of(table_name)) if get_origin(t) is Literal)
         key = message.removeprefix("Invalid enum value ").strip("'")
