@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 # Twice what a system's bundle of all public authorities has; each is parsed while clients wait.
 _LONGEST_FILE_BYTES = 512 * 1024
-_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
+# X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+_OUT_OF_DATE = {9: "is not valid yet", 10: "has expired"}
 # OpenSSL's words for the key of another certificate, the second one for a key of another kind.
 _OTHER_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
@@ -76,14 +77,14 @@ class CertificateFiles(NamedTuple):
         _try(tls, self)
 
     def check_age(self, tls: Tls, before: CertificateFiles) -> None:
-        """Raises: SettingsError: the certificate has expired, and that of `before` has not."""
-        if self._has_expired() and not before._has_expired():
+        """Raises: SettingsError: the certificate is not valid now, and that of `before` is."""
+        fault = self._out_of_date()
+        if fault and not before._out_of_date():
             raise SettingsError(
-                f"{self.section}.certificate: {tls.certificate}: has expired; give one that is "
-                "valid"
+                f"{self.section}.certificate: {tls.certificate}: {fault}; give one that is valid"
             )
 
-    def _has_expired(self) -> bool:
+    def _out_of_date(self) -> str:
         server, client = _context(), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.load_into(server)
         server.verify_mode, client.check_hostname = ssl.CERT_NONE, False
@@ -93,8 +94,8 @@ class CertificateFiles(NamedTuple):
         try:
             _shake_hands(server, client)
         except ssl.SSLCertVerificationError as error:
-            return error.verify_code == _EXPIRED
-        return False
+            return _OUT_OF_DATE.get(error.verify_code, "")
+        return ""
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Have new connections of `context` see these files, which are valid."""
@@ -155,10 +156,10 @@ class CertificateWatch:
     def _check(self, found: CertificateFiles) -> None:
         try:
             found.check(self.tls)
-            found.check_age(self.tls, self.shown)
         except SettingsError:
             self._refused = found
             raise
+        found.check_age(self.tls, self.shown)  # which may change
 
 
 def _read(setting: str, path: str) -> tuple[bytes, int]:

@@ -181,8 +181,10 @@ log = logging.getLogger(__name__)
 _STOP_S = 2.0
 # Longer than a camera's farewell takes: GStreamer may be within a message of RTSP that has no end.
 _QUICK_STOP_S = 0.5
-# A camera's description has a few kilobytes; others at the same address may stream beside it.
-_MOST_DESCRIPTION_BYTES = 2**24
+# A camera's description has a few kilobytes. GStreamer takes the square of the number of streams in
+# it to set them up, which nothing ends: minutes for 2 MB. Another camera at the same address that
+# is opened meanwhile may stream more, which costs this one an attempt.
+_MOST_DESCRIPTION_BYTES = 2**18
 # The longest wait in GStreamer before its messages are read.
 _LOOK_S = 0.1
 
@@ -218,14 +220,13 @@ class GstreamerStream:
     ) -> None:
         self._api = load_gstreamer()
         self._sockets = CameraSockets(hosts)
-        self._looked = time.monotonic()
         gst = self._api.gst
         self.seen = 0
         self._dropped = 0
         self._undecoded = 0
         self._place = place
         self._sample: Any = None
-        self._running = self._ended = False
+        self._running = self._ended = self._is_described = False
         self._failure: SourceError | None = None
         self._unfinished_bytes = 0
         self._branch = pipeline.branch
@@ -280,7 +281,8 @@ class GstreamerStream:
         if self._sink is None:
             # Until the camera has described its streams.
             time.sleep(min(timeout_s, 0.005))
-            self._check_description()
+            if not self._is_described:
+                self._check_description()
             return False
         timeout_s = min(timeout_s, _LOOK_S)
         self._sample = self._sink.emit("try-pull-sample", int(timeout_s * 1e9))
@@ -313,14 +315,10 @@ class GstreamerStream:
             _stop(self._pipeline, null, self._bus, self._undo, self._sockets, wait=True)
 
     def _check_description(self) -> None:
-        now = time.monotonic()
-        if now - self._looked < _LOOK_S:
-            return
-        self._looked = now
         if self._sockets.received_bytes() > _MOST_DESCRIPTION_BYTES:
             self._failure = SourceError(
-                f"the camera describes its streams in more than {_MOST_DESCRIPTION_BYTES >> 20} "
-                "MiB; restart the camera",
+                f"the camera describes its streams in more than {_MOST_DESCRIPTION_BYTES >> 10} "
+                "KiB; restart the camera",
                 reason="unavailable",
             )
 
@@ -386,6 +384,7 @@ class GstreamerStream:
             return bool(chosen) or urlsplit(message.parse_request()[2]).hostname == host
 
         def select(_source: Any, _number: int, caps: Any) -> bool:
+            self._is_described = True
             structure = caps.get_structure(0)
             if chosen or structure.get_string("media") != "video":
                 return False

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import itertools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -323,6 +326,34 @@ def test_a_redirect_sends_another_host_nothing(live_cameras: LiveCameras, scheme
     assert f"the camera redirects to {place}; write that address" in str(error)
     assert camera.requests
     assert not other.requests
+
+
+def test_a_description_of_many_streams_is_not_waited_for() -> None:
+    """GStreamer would be busy for an hour with these, and could not be stopped."""
+    line = 1000 * b"m=video 0 RTP/AVP 96\r\n"
+    begin = (
+        b"RTSP/1.0 200 OK\r\nCSeq: 1\r\n\r\n"
+        b"RTSP/1.0 200 OK\r\nCSeq: 2\r\nContent-Type: application/sdp\r\n"
+        b"Content-Length: %d\r\n\r\nv=0\r\n" % (5 + 500 * len(line))
+    )
+    over = threading.Event()
+
+    def describe() -> None:
+        camera = listener.accept()[0]
+        with camera, contextlib.suppress(OSError):
+            camera.sendall(begin)
+            while not over.wait(0.006):  # 4 MB/s, so that a busy reader is in time
+                camera.sendall(line)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=describe)
+        thread.start()
+        try:
+            error = refusal(f"rtsp://127.0.0.1:{listener.getsockname()[1]}/camera")
+        finally:
+            over.set()
+            thread.join()
+    assert "describes its streams in more than 256 KiB" in str(error)
 
 
 def test_200_reconnects_leave_nothing_behind(live_cameras: LiveCameras) -> None:

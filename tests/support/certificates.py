@@ -26,13 +26,19 @@ class Authority:
         self.ca.write_bytes(_pem(self._sign(self._name, self._key.public_key(), ca=True)))
 
     def issue(
-        self, name: str, *, days: int = 1, curve: ec.EllipticCurve | None = None
+        self,
+        name: str,
+        *,
+        days: int = 1,
+        begins_in_days: int = -10,
+        curve: ec.EllipticCurve | None = None,
     ) -> tuple[Path, Path]:
         """The files of a certificate and its key; negative `days` have passed since its end."""
         key = ec.generate_private_key(curve or ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate_path, key_path = self._folder / f"{name}.crt", self._folder / f"{name}.key"
-        certificate_path.write_bytes(_pem(self._sign(subject, key.public_key(), days=days)))
+        signed = self._sign(subject, key.public_key(), days=days, begins_in_days=begins_in_days)
+        certificate_path.write_bytes(_pem(signed))
         key_path.touch(mode=0o600)
         key_path.write_bytes(
             key.private_bytes(
@@ -50,6 +56,7 @@ class Authority:
         *,
         ca: bool = False,
         days: int = 1,
+        begins_in_days: int = -10,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.timezone.utc)
         address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
@@ -59,7 +66,7 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=10))
+            .not_valid_before(now + datetime.timedelta(days=begins_in_days))
             .not_valid_after(now + datetime.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([address]), critical=False)

@@ -189,18 +189,34 @@ def test_its_owner_and_its_group_may_read_it(
     check_certificates(tls(certificate=certificate, key=path))
 
 
-def test_an_expired_certificate_does_not_replace_a_good_one(
-    authority: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("days", "fault"),
+    [({"days": -1}, "has expired"), ({"begins_in_days": 1, "days": 2}, "is not valid yet")],
+)
+def test_a_certificate_that_is_out_of_date_does_not_replace_a_good_one(
+    days: dict[str, int], fault: str, authority: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate, key = authority.issue("server")
     watch = CertificateWatch(Tls(certificate=str(certificate), key=str(key)), "grpc.tls")
     shown = watch.shown
-    authority.issue("server", days=-1)  # into the same files
+    authority.issue("server", **days)  # into the same files
     for _ in range(3):
         assert watch.renewed() is None
         assert watch.shown is shown
-    assert caplog.text.count(f"grpc.tls.certificate: {certificate}: has expired") == 1
+    assert caplog.text.count(f"grpc.tls.certificate: {certificate}: {fault}") == 1
     authority.issue("server")
+    assert watch.renewed() is watch.shown
+
+
+def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(authority: Any) -> None:
+    certificate, key = authority.issue("server", days=-1)
+    watch = CertificateWatch(Tls(certificate=str(certificate), key=str(key)), "grpc.tls")
+    expired = watch.shown
+    authority.issue("server")
+    assert watch.renewed() is watch.shown
+    authority.issue("server", begins_in_days=1, days=2)
+    assert watch.renewed() is None
+    watch.shown = expired
     assert watch.renewed() is watch.shown
 
 
