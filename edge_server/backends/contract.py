@@ -27,7 +27,7 @@ from edge_server.gpu.memory import UploadOnce
 from edge_server.model_config.fields import ALLOW_INTERFACE_CHANGE
 from edge_server.model_config.preferred import PREFERRED_CONFIGS
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
-from edge_server.settings.mistakes import value_mistake
+from edge_server.settings.read import value_mistake
 from edge_server.tensors import Tensor, shape_text
 
 if TYPE_CHECKING:

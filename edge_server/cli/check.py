@@ -22,13 +22,7 @@ from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import LIVE, Camera
 from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri
 from edge_server.daemon.camera_set import calibration_of, source_options
-from edge_server.daemon.parts import (
-    check_recorder,
-    chosen_control,
-    chosen_scheduling,
-    chosen_signatures,
-    python_of,
-)
+from edge_server.daemon.parts import check_recorder, chosen_signatures, models_aside, python_of
 from edge_server.errors import (
     EdgeServerError,
     ModelConfigError,
@@ -37,9 +31,6 @@ from edge_server.errors import (
     Unavailable,
     may_pass,
 )
-from edge_server.gpu.device import Devices
-from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing import TraceFile
 from edge_server.mqtt.broker import address_of, faults_of
 from edge_server.mqtt.clients import try_broker
@@ -52,10 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server import settings as chosen
+    from edge_server.inference.data_plane import DataPlane
     from edge_server.lifecycle.control import RepositoryControl
-
-# Time limit for closing the models, in seconds.
-CLOSE_S = 5.0
 
 
 @dataclass
@@ -81,14 +70,8 @@ def check(settings: chosen.Settings) -> Findings:
     """Load the start's models, run each camera's, open cameras, test files, ports and broker."""
     findings = Findings()
     _check_ports(settings, findings)
-    registry = ModelRegistry()
-    scheduling = chosen_scheduling(settings.serving)
-    devices = Devices()
-    control = chosen_control(
-        registry, scheduling, devices, settings.repository, python=python_of(settings)
-    )
-    try:
-        data_plane = DataPlane(registry)
+    models = models_aside(settings.repository, settings.serving, python_of(settings))
+    with models as (control, data_plane):
         faulty_models = _check_models(settings.repository, control, data_plane, findings)
         for name, camera in settings.cameras.items():
             _check_camera(name, camera, data_plane, faulty_models, findings)
@@ -101,10 +84,6 @@ def check(settings: chosen.Settings) -> Findings:
                 findings.well.append(well)
         if settings.mqtt is not None:
             _check_broker(settings.mqtt, settings.device.id, findings)
-    finally:
-        control.close(CLOSE_S)
-        scheduling.close()
-        devices.close()
     return findings
 
 

@@ -288,11 +288,11 @@ recordings | | what the recorder has written, and pictures of it
   exit codes: 0 done, 2 usage, 69 a file cannot be read or written, 78 a library is missing, 130
   interrupted
 
-recordings info | cli.recordings:info | what a recording has, and whether it is whole
+recordings info | cli.cameras:info | what a recording has, and whether it is whole
     FILE
   $ drive.mcap
 
-recordings export | cli.recordings:export | the pictures of one camera, a JPEG each
+recordings export | cli.cameras:export | the pictures of one camera, a JPEG each
     FILE
     FOLDER  is made where it is missing
     --camera NAME  needed where there are several

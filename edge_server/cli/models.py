@@ -83,9 +83,6 @@ class Listing:
     verdicts: dict[str, Verdict] | None
     quarantined: list[Held]
 
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
-
 
 def local_listing(repository: Path, store: Path | None = None, name: str = "") -> Listing:
     """Return the listing of a repository on this machine.
@@ -383,7 +380,7 @@ def _placed(repository: Path, done: Delivery, arguments: argparse.Namespace) -> 
 
 
 def _waiting(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments of `_takes_waiting` again, for the same verb on another machine."""
+    """Return the flags of `@waiting` again, for the same verb on another machine."""
     flags = {"--wait": arguments.wait, "--no-wait": arguments.no_wait}
     flags["--until-passed"] = arguments.until_passed
     given = [flag for flag, is_given in flags.items() if is_given]
@@ -433,7 +430,7 @@ def show(arguments: argparse.Namespace) -> int:
     else:
         listing = remote_listing(repository, arguments.store, name)
     if arguments.inventory is not None:
-        sys.stdout.buffer.write(listing.encode())
+        sys.stdout.buffer.write(msgspec.json.encode(listing))
         return OK
     found = rows(listing, arguments.key)
     if arguments.json:

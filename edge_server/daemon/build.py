@@ -210,6 +210,7 @@ def build_lanes(
         ),
         inference.camera_models,
         forget_camera,
+        holds=(publisher.holds, feed.holds, *(() if recorder is None else (recorder.holds,))),
         board=board,
         tracer=None if inference.spans is None else inference.tracer,
         road=lambda calibration: road_follower(settings, calibration, vehicle, events),

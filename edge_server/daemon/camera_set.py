@@ -171,6 +171,7 @@ class CameraSet:
     Args:
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         road: makes what follows the road through the frames of a calibrated camera.
+        holds: of the listeners; see `LanePipeline`.
         board: what is wrong with the device itself.
         argus: restarts what CSI cameras hang in.
         network_listeners: get what the other networks of cameras find.
@@ -185,6 +186,7 @@ class CameraSet:
         on_removed: Callable[[str], None] = lambda _: None,
         *,
         road: Callable[[Calibration], RoadFollower],
+        holds: Sequence[Callable[[str], bool]] = (),
         kinds: Mapping[str, SourceKind] | None = None,
         board: BoardWatch | None = None,
         tracer: Tracer | None = None,
@@ -196,6 +198,7 @@ class CameraSet:
         self._argus = argus or Argus.of_this_service()
         self._data_plane = data_plane
         self._listeners = tuple(listeners)
+        self._holds = tuple(holds)
         self._on_removed = on_removed
         self._kinds = kinds
         self._board = board
@@ -438,6 +441,7 @@ class CameraSet:
             self._data_plane,
             section.model,
             self._listeners,
+            holds=self._holds,
             shares=self._shares[section.model],
             priority=section.priority,
             max_age_ms=section.max_age_ms,

@@ -163,53 +163,40 @@ class LaneRate:
         return self._shown_hz
 
 
-class StatusLine:
-    """Writes the line. It changes where a state does: durations and rates are in coarse steps.
-
-    Args:
-        data_plane, pipelines, publisher, rate: are read at each call.
+def status_line(
+    entries: Sequence[ModelEntry],
+    pipelines: Sequence[LanePipeline],
+    broker: str,
+    rate: LaneRate,
+    reload: SettingsReload | None = None,
+    *,
+    now: float,
+) -> str:
+    """Return the line at `now`, `time.monotonic()`. It changes where a state does: durations and
+    rates are in coarse steps.
     """
-
-    def __init__(
-        self,
-        data_plane: DataPlane,
-        pipelines: Sequence[LanePipeline],
-        publisher: Publisher,
-        rate: LaneRate,
-        reload: SettingsReload | None = None,
-    ) -> None:
-        self._data_plane = data_plane
-        self._pipelines = pipelines
-        self._publisher = publisher
-        self._rate = rate
-        self._reload = reload
-
-    def text(self, now: float) -> str:
-        """Return the line at `now`, `time.monotonic()`."""
-        entries = self._data_plane.index(only_ready=False)
-        ready = {entry.name for entry in entries if entry.state is ModelState.READY}
-        failed = {
-            entry.name: _short(entry.reason)
-            for entry in entries
-            if entry.name not in ready and entry.reason != UNLOADED
-        }
-        models = _some("model", len(ready), len(ready) + len(failed), failed)
-        if degraded := [e.name for e in entries if e.configuration and e.configuration.degraded]:
-            models += f" ({', '.join(degraded)} degraded)"
-        pipelines = tuple(self._pipelines)
-        faults = {p.camera.name: fault for p in pipelines if (fault := _fault(p, now))}
-        working = sum(p.camera.status.usable and not p.failure for p in pipelines)
-        cameras = _some("camera", working, len(pipelines), faults) if pipelines else "no camera"
-        line = f"serving {models}, {cameras}, broker {self._publisher.state}"
-        if pipelines and (rate_hz := self._rate.shown_hz(now)) is not None:
-            line += f", {rate_hz:.{0 if rate_hz >= 10 else 1}f} lanes/s"
-        if (reload := self._reload) is not None:
-            if reload.restart_needed:
-                line += f"; restart needed for {', '.join(reload.restart_needed)}"
-            if reload.fault:
-                line += f"; settings not reloaded: {reload.fault[: 2 * _LONGEST_REASON]}"
-        # systemd reads a second line as another assignment.
-        return line.replace("\n", " ")
+    ready = {entry.name for entry in entries if entry.state is ModelState.READY}
+    failed = {
+        entry.name: _short(entry.reason)
+        for entry in entries
+        if entry.name not in ready and entry.reason != UNLOADED
+    }
+    models = _some("model", len(ready), len(ready) + len(failed), failed)
+    if degraded := [e.name for e in entries if e.configuration and e.configuration.degraded]:
+        models += f" ({', '.join(degraded)} degraded)"
+    faults = {p.camera.name: fault for p in pipelines if (fault := _fault(p, now))}
+    working = sum(p.camera.status.usable and not p.failure for p in pipelines)
+    cameras = _some("camera", working, len(pipelines), faults) if pipelines else "no camera"
+    line = f"serving {models}, {cameras}, broker {broker}"
+    if pipelines and (rate_hz := rate.shown_hz(now)) is not None:
+        line += f", {rate_hz:.{0 if rate_hz >= 10 else 1}f} lanes/s"
+    if reload is not None:
+        if reload.restart_needed:
+            line += f"; restart needed for {', '.join(reload.restart_needed)}"
+        if reload.fault:
+            line += f"; settings not reloaded: {reload.fault[: 2 * _LONGEST_REASON]}"
+    # systemd reads a second line as another assignment.
+    return line.replace("\n", " ")
 
 
 def _some(word: str, working: int, all_: int, faults: Mapping[str, str]) -> str:
@@ -284,7 +271,7 @@ class StatusReport:
         publisher: Publisher,
         *,
         board: BoardWatch,
-        line: StatusLine,
+        rate: LaneRate,
         reload: SettingsReload | None,
         events: EventLog,
         free_bytes: Callable[[], Mapping[str, int]],
@@ -297,7 +284,7 @@ class StatusReport:
         self._pipelines = pipelines
         self._publisher = publisher
         self._reload = reload
-        self._line = line
+        self._rate = rate
         self._notified = ""
         self._cameras: set[str] = set()  # that have topics
         self._shadows: set[tuple[str, str]] = set()  # likewise
@@ -469,7 +456,10 @@ class StatusReport:
     def _status(self, device: DeviceReport) -> str:
         # The words alone: a temperature beside them would change the line again and again.
         board = "".join(f"; {reason.code}" for reason in device.reasons)
-        return self._line.text(time.monotonic()) + board
+        entries, now = self._data_plane.index(only_ready=False), time.monotonic()
+        broker = self._publisher.state
+        pipelines, reload = tuple(self._pipelines), self._reload
+        return status_line(entries, pipelines, broker, self._rate, reload, now=now) + board
 
     def _attempt(self, what: str, report: Callable[..., object], *values: object) -> None:
         """Report `values` where they differ from the last ones of `what` that were reported."""

@@ -424,11 +424,6 @@ class ModelTable:
         with self.lock:
             return self.get(name).serving
 
-    def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        """Return every known model version, sorted by name and version."""
-        entries = sorted(self.registry.snapshot.entries.items())
-        return [e for _, e in entries if e.state is ModelState.READY or not only_ready]
-
     def note_start(self, *, failed: bool) -> None:
         """Show whether no repository could be read at the start, and no model was loaded since."""
         self.registry.failed_start = failed

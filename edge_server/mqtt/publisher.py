@@ -245,6 +245,11 @@ class Publisher:
         if payload or self._outbox.knows(topic):
             self._put_state(topic, payload)
 
+    def holds(self, camera: str) -> bool:
+        """Whether lanes of a camera wait for the broker, which its next ones would replace."""
+        topic = self._lanes_of.get(camera)
+        return self.on and topic is not None and self._outbox.holds_live(topic)
+
     def publish_camera_status(
         self,
         name: str,

@@ -51,6 +51,11 @@ class LaneFeed:
         for reader in readers:
             reader.put(camera, message, now_s)
 
+    def holds(self, camera: str) -> bool:
+        """Whether a reader has lanes of a camera to take, which the next ones would replace."""
+        now_s = self._now_s()
+        return any(reader.holds(camera, now_s) for reader in self._readers)
+
     def newest(self, camera: str) -> LaneMessage | None:
         """Return the newest lanes of a camera; None before its first frame."""
         return self._newest.get(camera)
@@ -154,6 +159,12 @@ class LaneReader:
             # In its place in the order, so that a fast camera does not starve another.
             self._waiting[camera] = _Waiting(message, 0 if before is None else before.lost + 1)
             self._changed.notify_all()
+
+    def holds(self, camera: str, now_s: float) -> bool:
+        """Whether lanes of a camera wait to be taken; not once the reader is over."""
+        with self._changed:
+            self._check_acknowledgements(now_s)
+            return camera in self._waiting and not self._is_over()
 
     def take(self, timeout_s: float | None = None) -> LaneDelivery | None:
         """Wait for the next lanes; return None at the end, or after `timeout_s`.

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _FRAME_WAIT_S = 0.2
 _MODEL_WAIT_S = 0.25
+_HELD_WAIT_S = 0.002
 # While there are no lanes for a reason that lasts, the listeners learn so this often.
 _REMINDER_PERIOD_S = 1.0
 # Older lanes are useless for driving. This deadline is no limit on a model's execution time: it
@@ -88,6 +89,8 @@ class LanePipeline:
     through `DataPlane.oldest_run`.
 
     Args:
+        holds: each returns whether what a listener got of the camera still waits, so that the next
+            frame would replace it. A recording in lock-step goes on once none does.
         shares: those of the cameras with the same model; None where there is no other camera.
         priority: of the camera in `shares`.
         max_age_ms: frames that are older are not inferred, lanes that are older are stale.
@@ -110,6 +113,7 @@ class LanePipeline:
         model: str,
         listeners: Sequence[Listener],
         *,
+        holds: Sequence[Callable[[str], bool]] = (),
         shares: FairShares | None = None,
         priority: int = 1,
         max_age_ms: int = MAX_AGE_MS,
@@ -133,6 +137,7 @@ class LanePipeline:
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
         self._listeners: tuple[Listener, ...] = (*listeners, *networks)
+        self._holds = tuple(holds)
         self._frame_deadline_s = frame_deadline_s
         self._board = board
         self._road = road
@@ -159,6 +164,9 @@ class LanePipeline:
         """Process one frame, or wait briefly for one."""
         if self.awaits_model:
             self._try_model(now)
+            return
+        if self.camera.lockstep and any(holds(self.camera.name) for holds in self._holds):
+            self.worker.wait(_HELD_WAIT_S)
             return
         if not self.camera.wait_for_frame(_FRAME_WAIT_S):
             self._report_no_frames(now)

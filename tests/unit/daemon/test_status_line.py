@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from edge_server.api.http.sources import LaneLatency
 from edge_server.cameras.status import CameraState, CameraStatus
-from edge_server.daemon.status import LaneRate, StatusLine
+from edge_server.daemon.status import LaneRate, status_line
 from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState, ServedConfiguration
 from edge_server.lanes.types import LaneFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 READY = [ModelEntry("a", 1, ModelState.READY), ModelEntry("b", 1, ModelState.READY)]
 LIVE = CameraStatus(CameraState.LIVE)
@@ -32,10 +35,9 @@ def line(
     broker: str = "off",
     rate: LaneRate | None = None,
     reload: Any = None,
-) -> StatusLine:
-    data_plane: Any = SimpleNamespace(index=lambda *, only_ready: entries)
-    publisher: Any = SimpleNamespace(state=broker)
-    return StatusLine(data_plane, pipelines, publisher, rate or LaneRate(lambda: 0), reload)
+) -> Callable[[float], str]:
+    of = entries, pipelines, broker, rate or LaneRate(lambda: 0), reload
+    return lambda now: status_line(*of, now=now)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +55,13 @@ def line(
     ],
 )
 def test_cameras_with_a_fault_are_named(pipelines: Any, now: float, expected: str) -> None:
-    assert expected in line(*pipelines).text(now)
+    assert expected in line(*pipelines)(now)
 
 
 def test_models_that_serve_degraded_are_named() -> None:
     degraded = ServedConfiguration("config.pbtxt", "CPU", degraded="plan building: 45 %")
     entries = [READY[0], replace(READY[1], configuration=degraded)]
-    assert "serving 2 models (b degraded), no camera" in line(entries=entries).text(0.0)
+    assert "serving 2 models (b degraded), no camera" in line(entries=entries)(0.0)
 
 
 def test_models_that_failed_are_named_and_unloaded_ones_are_not() -> None:
@@ -69,7 +71,7 @@ def test_models_that_failed_are_named_and_unloaded_ones_are_not() -> None:
         ModelEntry("b", 1, ModelState.UNAVAILABLE, UNLOADED),
         ModelEntry("c", 1, ModelState.UNAVAILABLE, "x" * 1000),
     ]
-    text = line(entries=entries, broker="connected").text(0.0)
+    text = line(entries=entries, broker="connected")(0.0)
     assert text == f"serving 1 of 2 models (c: {'x' * 120}…), no camera, broker connected"
 
 
@@ -79,9 +81,9 @@ def test_the_rate_is_measured_over_ten_seconds_and_stays_while_it_differs_little
 
     def ten_seconds(frames: int, since: float) -> str:
         counted.append(frames)
-        return shown.text(since + 10)
+        return shown(since + 10)
 
-    assert "lanes/s" not in shown.text(100.0)
+    assert "lanes/s" not in shown(100.0)
     assert ten_seconds(410, 100.0).endswith(", 41 lanes/s")
     assert ten_seconds(400, 110.0).endswith(", 41 lanes/s")
     assert ten_seconds(48, 120.0).endswith(", 4.8 lanes/s")
@@ -103,5 +105,5 @@ def test_only_frames_with_lanes_are_counted() -> None:
 
 def test_what_became_of_the_last_reload_is_part_of_it() -> None:
     reload = SimpleNamespace(restart_needed=("grpc.port", "device.id"), fault="c.toml: not TOML")
-    text = line(reload=reload).text(0.0)
+    text = line(reload=reload)(0.0)
     assert "; restart needed for grpc.port, device.id; settings not reloaded: c.toml: not" in text

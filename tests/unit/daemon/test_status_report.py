@@ -7,7 +7,7 @@ from typing import Any
 
 from edge_server.board.watch import DeviceReport
 from edge_server.cameras.status import CameraState, CameraStatus
-from edge_server.daemon.status import StatusReport
+from edge_server.daemon.status import LaneRate, StatusReport
 from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lanes.agreement import LaneVerdict
 from edge_server.lifecycle.control import PollControl
@@ -48,7 +48,6 @@ class Daemon:
         ]
         data_plane: Any = SimpleNamespace(index=lambda *, only_ready: list(self.entries))
         board: Any = SimpleNamespace(check=lambda: None, latest=DeviceReport())
-        line: Any = SimpleNamespace(text=lambda _now: "line")
         publisher: Any = self.publisher
         self._report = StatusReport(
             data_plane,
@@ -56,7 +55,7 @@ class Daemon:
             self.pipelines,
             publisher,
             board=board,
-            line=line,
+            rate=LaneRate(lambda: 0),
             reload=None,
             events=self.events,
             free_bytes=dict,
