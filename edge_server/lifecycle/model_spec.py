@@ -6,7 +6,7 @@ import logging
 import shutil
 import tempfile
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -342,18 +342,15 @@ class KeptPredecessor:
         LoadedVersions(self.built.model_spec, self.members).close()
 
 
+@dataclass(eq=False)
 class CanaryRun:
     """The canary of one model's new versions.
     Attributes: before: the predecessor; None once another owner has taken it."""
 
-    monitor: CanaryMonitor
-
-    def __init__(
-        self, model_spec: ModelSpec, before: KeptPredecessor, versions: frozenset[int]
-    ) -> None:
-        self.model_spec = model_spec
-        self.before: KeptPredecessor | None = before
-        self.versions = versions
+    model_spec: ModelSpec
+    before: KeptPredecessor | None
+    versions: frozenset[int]
+    monitor: CanaryMonitor = field(init=False)
 
     def take(self) -> KeptPredecessor | None:
         """Return the predecessor and pass its ownership to the caller."""

@@ -43,23 +43,17 @@ from edge_server.backends.tensorrt.plan_process import (
     read_layers,
 )
 from edge_server.board.installation import remedy
+from edge_server.daemon.parts import models_aside
 from edge_server.errors import EdgeServerError, InvalidRequest, ModelConfigError, Unavailable
-from edge_server.gpu.device import Devices
-from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.build import Build
-from edge_server.lifecycle.lifecycle import ModelLifecycle
-from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_validation import golden_pairs, not_finite
-from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.completion import complete
-from edge_server.model_config.config import Completion, ModelConfig
+from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import reading, require_path
 from edge_server.model_config.preferred import configurations
 from edge_server.process.disk import state_directory
 from edge_server.repository.scan import Repositories, files_in
 from edge_server.requests import InferRequest
-from edge_server.settings import read_settings
+from edge_server.settings import Repository, read_settings
 from edge_server.tensors import Tensor, as_floats, shape_text
 
 if TYPE_CHECKING:
@@ -73,6 +67,7 @@ if TYPE_CHECKING:
         OnEvent,
         PlanBuilt,
     )
+    from edge_server.inference.data_plane import DataPlane
     from edge_server.model_config.files import ModelFiles
 
 _ONNX_NAME = "model.onnx"
@@ -507,20 +502,11 @@ def load_models(repository: Path, stack: ExitStack) -> DataPlane:
     Raises:
         ModelConfigError: a model cannot be loaded.
     """
-    devices = Devices()
-    stack.callback(devices.close)
-    registry = ModelRegistry()
-    stack.callback(registry.wait_closed, 10.0)
-    stack.callback(registry.clear)
-    completion = Completion(gpus=devices.count, no_gpu=devices.reason)
-    loader = RepositoryLoader(
-        ModelLifecycle(ModelTable(registry), Build(devices=devices)),
-        Repositories([repository]),
-        completion=completion,
-    )
-    if failed := loader.load_all():
+    aside = models_aside(Repository(paths=(str(repository),)))
+    control, data_plane = stack.enter_context(aside)
+    if failed := control.load_first():
         raise ModelConfigError("; ".join(f"{entry.name}: {entry.reason}" for entry in failed))
-    return DataPlane(registry)
+    return data_plane
 
 
 def compare_models(
