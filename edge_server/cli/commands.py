@@ -90,6 +90,17 @@ models release | cli.models:release_model | take a model out of quarantine; it i
     @store
   $ laneDetect_model
 
+models promote | cli.models:promote | put a candidate in the place of the model beside which it ran
+    NAME  the candidate
+    --to REPO!  the repository that has it
+    --as MODEL  the model whose place it takes; default: the one that the daemon compares it with
+    --force  without a good verdict of the daemon that follows REPO
+    @waiting
+    @store
+    @ssh
+  $ lane_candidate --to /srv/models --until-passed
+  $ lane_candidate --to root@truck-7:/srv/models --wait
+
 models sign | cli.models:sign | write a model's manifest and signature into its directory
     DIR  the model
     --key KEY!  the private key
@@ -277,11 +288,11 @@ recordings | | inspect recordings, and export their pictures
   exit codes: 0 done, 2 usage, 69 a file cannot be read or written, 78 a library is missing, 130
   interrupted
 
-recordings info | cli.recordings:info | show the content of a recording, and whether it is complete
+recordings info | cli.cameras:info | show the content of a recording, and whether it is complete
     FILE
   $ drive.mcap
 
-recordings export | cli.recordings:export | export the pictures of one camera as JPEGs
+recordings export | cli.cameras:export | export the pictures of one camera as JPEGs
     FILE
     FOLDER  created if it is missing
     --camera NAME  required if there are several

@@ -12,11 +12,10 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
-from edge_server.cli.arguments import PATHS
 from edge_server.cli.commands import COMMANDS
 from edge_server.cli.flags.parser import add_settings_flags, nearest
-from edge_server.cli.running_daemon import INSTALLED
-from edge_server.cli.verbs import INTERRUPTED, OK, Verb, add_verbs, report
+from edge_server.cli.run import INSTALLED
+from edge_server.cli.verbs import INTERRUPTED, OK, PATHS, Verb, add_verbs, report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

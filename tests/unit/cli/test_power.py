@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.board.power import JETSON_CLOCKS, NVPMODEL, PowerControl
+from edge_server.cli.power import JETSON_CLOCKS, NVPMODEL, PowerControl
 from edge_server.errors import SettingsError, Unavailable
 
 if TYPE_CHECKING:

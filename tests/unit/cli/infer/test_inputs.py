@@ -11,11 +11,11 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.api.grpc.client import infer_request
+from edge_server.cli.infer import made_up, picture_input, read_arrays, steps_before
 from edge_server.errors import InvalidRequest, SourceError
 from edge_server.model_config.config import ModelConfig
-from edge_server.tools.inputs import made_up, picture_input, read_arrays, steps_before
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[4] / "models"
 SEVERAL = """
 name: "m" max_batch_size: 4
 input { name: "x" data_type: TYPE_FP32 dims: [ 2 ] }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.model_config.config import ModelConfig
-from edge_server.tools.bench import (
+from edge_server.cli.bench import (
     ModelVariant,
     as_json,
     variants,
 )
+from edge_server.model_config.config import ModelConfig
 
 BATCHING = """
 name: "m" backend: "onnxruntime" platform: "onnxruntime_onnx" max_batch_size: 8

@@ -10,18 +10,19 @@ from tritonclient.grpc import model_config_pb2 as config_pb
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.client import DaemonClient
-from edge_server.cli.arguments import numbers
-from edge_server.cli.bench import as_object, report_lines
-from edge_server.cli.main import run_command
-from edge_server.errors import Unavailable
-from edge_server.model_config.config import ModelConfig
-from edge_server.tools.bench import (
+from edge_server.cli.bench import (
     Latency,
     Measurement,
     StageTimes,
+    as_object,
     measure,
+    report_lines,
     stages_between,
 )
+from edge_server.cli.main import run_command
+from edge_server.cli.verbs import numbers
+from edge_server.errors import Unavailable
+from edge_server.model_config.config import ModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
