@@ -373,7 +373,7 @@ def _reproduce(running: _Running, pair: GoldenPair) -> None:
         kind = ModelLoadError if may_pass(error) else ModelConfigError
         raise kind(
             f"{pair.path}: the model does not respond to it: {error}; record the pair with this "
-            "model, or correct the model"
+            "model, or fix the model"
         ) from error
     for spec in running.config.outputs:
         name = spec.name
