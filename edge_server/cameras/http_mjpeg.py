@@ -284,7 +284,7 @@ def _redirected(
     except (SourceError, ValueError):
         to = None
     if to is None or to.scheme not in {"http", "https"} or not to.host:
-        raise _no_stream(uri, "redirects to what is no http:// address")
+        raise _no_stream(uri, "redirects to an address that is not http://")
     same = (to.host, to.scheme) in {(at.host, at.scheme), (at.host, "https")}
     return to, credentials if same else None
 

@@ -232,7 +232,7 @@ def home_hint(path: str | os.PathLike[str]) -> str:
     """Return where to put a file that lies in a home, which the installed service does not see
     (`ProtectHome=yes`); empty for any other."""
     in_home = any(Path(path).is_relative_to(home) for home in ("/home", "/root", "/run/user"))
-    return "; the installed service sees no home: put it below /srv" if in_home else ""
+    return "; the service cannot read home directories: put it below /srv" if in_home else ""
 
 
 def _refuse_stray_brackets(netloc: str) -> None:

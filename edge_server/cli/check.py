@@ -332,7 +332,7 @@ def _check_broker(mqtt: chosen.Mqtt, device: str, findings: Findings) -> None:
         findings.well.append(f"mqtt {address}: accepts the connection; lanes and status go there")
     elif tested.permanent:
         findings.faults.append(
-            f"mqtt {address}: the broker refuses us: {tested.fault}; mend username and "
+            f"mqtt {address}: the broker refuses us: {tested.fault}; correct username and "
             "password_file of [mqtt], or ca_file, or what the broker lets in"
         )
     else:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 COMMANDS = """\
 models | | deliver, list, verify and sign models
-  Brings models into repositories so that a daemon which follows one never sees half of one: a
-  copy under a dot name, with a manifest of every file's size and sha256, then one rename. What
-  was there before is kept for `rollback`. What editors and Python leave behind (.*, *~, *.tmp,
-  __pycache__) is no part of a model and stays behind.
+  Delivers models so that a daemon which follows the repository never sees half of one: a copy
+  under a dot name, with a manifest of every file's size and sha256, then one rename. The previous
+  content is kept for `rollback`. Leftovers of editors and Python (.*, *~, *.tmp, __pycache__) are
+  not copied.
 
   A repository is a directory, or [USER@]HOST:DIRECTORY, reached with ssh; that host needs
   edge-server in the PATH of that user.
@@ -27,12 +27,12 @@ models | | deliver, list, verify and sign models
   ! edge-server: interrupted; no half model is left
 
 models push | cli.models:push | put a model into a repository
-    DIR  the model, named as its directory is
-    --to REPO!  where to
-    --version VERSION  only this version; the rest of the model stays as it is there
+    DIR  the model's directory, which has its name
+    --to REPO!  the repository
+    --version VERSION  only this version; the rest of the model in REPO is kept
     --sign KEY  sign it with this private key
-    --allow-interface-change  it may break those who call what it replaces: other names, types
-        or shapes
+    --allow-interface-change  permit other names, types or shapes, which may break callers of the
+        model that it replaces
     --in-place  leave the manifest, and the signature, in DIR as well
     @waiting
     @store
@@ -46,19 +46,19 @@ models accept | cli.models:accept | put a model into a repository that comes as 
     @store
   $ --to /srv/models < laneDetect_model.tar
 
-models pull | cli.models:fetch | fetch a model, held against its manifest
+models pull | cli.models:fetch | fetch a model and check it against its manifest
     MODEL|URL  s3://BUCKET/KEY, https://HOST/PATH or oci://REGISTRY/REPOSITORY:TAG is a URL; one
         of the first two that ends with / is a model's directory with its manifest, any other an
         archive
     --from REPO  where from, for a MODEL
     --to DIR!  it becomes DIR/MODEL; '-' writes an archive to stdout, as `accept` reads it
     --name NAME  what a URL's model becomes
-    --sha256 D  of a URL's archive, or of its manifest: nothing else is taken
+    --sha256 D  of a URL's archive, or of its manifest; other content is refused
     @ssh
   $ laneDetect_model --from truck-7:/srv/models --to .
   $ https://models.example/laneDetect_model.tar --to /srv/models
 
-models list | cli.models:show | what is in a repository, and whether it is as it was made
+models list | cli.models:show | list a repository's models, and whether each matches its manifest
     [REPO]  default: models
     --inventory NAME  ==SUPPRESS==
     --json  a list of objects, with whole digests
@@ -68,25 +68,25 @@ models list | cli.models:show | what is in a repository, and whether it is as it
   $ /srv/models
   $ truck-7:/srv/models --json
 
-models verify | cli.models:verify | whether a model is what its manifest says
+models verify | cli.models:verify | check a model against its manifest
     DIR  the model's, or REPO/NAME
     @keys
   $ /srv/models/laneDetect_model --key release.key.pub
 
-models rollback | cli.models:undo_push | what a model was before its last push; again undoes it
+models rollback | cli.models:undo_push | restore a model as before its last push; again undoes it
     NAME
-    --to REPO!  where
-    --to-last-good  to what the daemon which follows REPO has last found good, whatever was
-        pushed since
+    --to REPO!  the repository
+    --to-last-good  restore what the daemon that follows REPO last found good, regardless of later
+        pushes
     @waiting
     @store
     @ssh
   $ laneDetect_model --to /srv/models
   $ laneDetect_model --to m --wait
 
-models release | cli.models:release_model | let a model out of quarantine; the daemon tries it again
+models release | cli.models:release_model | take a model out of quarantine; it is tried again
     NAME
-    --digest D  only what has this digest, or one that begins so; default: all of that model
+    --digest D  only content whose digest begins with D; default: all of that model
     @store
   $ laneDetect_model
 
@@ -117,14 +117,14 @@ models keygen | cli.models:keygen | make a key to sign models with
   $ --out release.key
 
 plan | | build, inspect and verify TensorRT plans
-  TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: it is built
-  on the device that runs it, and again after an update. The ONNX file stays the truth.
+  TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: build it on
+  the device that runs it, and again after an update. The ONNX file is the source.
 
   MODEL is a model's name in the repository, its directory, or an ONNX file.
   exit codes: 0 done, 1 failed (verify: the plan's outputs differ from the ONNX file's; refresh: a
   model is left without a plan that fits), 2 usage, 69 no GPU or no TensorRT here, 78 no such
   model, or it or a flag's value cannot be used; the text gives the reason, 130 interrupted
-  ! edge-server: interrupted; what was there is as it was
+  ! edge-server: interrupted; nothing was changed
 
 plan build | tools.plan:build_plan | build a model's plan on this device
     --out FILE  the plan; default: beside the ONNX file
@@ -140,28 +140,28 @@ plan build | tools.plan:build_plan | build a model's plan on this device
     --fp16  layers may calculate in FP16 (TensorRT up to 10)
     --int8  layers may calculate in INT8 and FP16: with Q/DQ nodes, or with --calibration
     --strongly-typed  calculate as the ONNX file is typed, as TensorRT 11 always does (10)
-    --gpu  build for the GPU, whatever is configured
-    --no-gpu-fallback  fail where NVDLA cannot take a layer, rather than run it on the GPU
-    --no-timing-cache  measure every layer anew
+    --gpu  build for the GPU, regardless of the configuration
+    --no-gpu-fallback  fail if NVDLA cannot run a layer, instead of running it on the GPU
+    --no-timing-cache  measure every layer again
     --verbose  show all messages of TensorRT
     @model
   $ laneDetect_model --model-repository models --fp16
   $ network.onnx --min x:1x3x360x640 --opt x:4x3x360x640 --max x:8x3x360x640
 
-plan inspect | tools.plan:inspect_plan | what a plan was built of and for
+plan inspect | tools.plan:inspect_plan | show what a plan was built from and for
     --layers  its layers, which takes the device
     --json  the side-car as it is
     @model
   $ laneDetect_model
   $ laneDetect_model --layers
 
-plan verify | tools.plan:verify_plan | whether a plan's outputs are those of its ONNX file
+plan verify | tools.plan:verify_plan | compare a plan's outputs with those of its ONNX file
     --tolerance X  how far any element may be off; default: by precision
     --samples N = 4  random inputs
     @model
   $ laneDetect_model --samples 16
 
-plan refresh | cli.plan:refresh | build each plan that is missing, or of another device or TensorRT
+plan refresh | cli.plan:refresh | build each plan that is missing or does not fit this device
     --config FILE  the daemon's settings
     --model-repository DIR...  instead of the settings' repositories; repeatable
   $ --config /etc/edge_server/config.toml
@@ -170,14 +170,14 @@ convert | cli.convert:convert | make a model's directory of a file of another fr
     SRC
     DST
     --to {onnx,graphdef,openvino,plan} = onnx  what it becomes
-    --from FORMAT  what SRC is, if it does not show
+    --from FORMAT  the format of SRC, if it cannot be recognized
     --fp16  in half precision; inputs and outputs stay FP32
     --int8  with Q/DQ nodes; needs --calibration
     --int8-operators NAMES = Conv  the ONNX operators to quantise, like Conv,Gemm
     --per-tensor  INT8: one scale for all channels of a weight
     --calibration PATH...  recorded inputs for --int8: an .npz of arrays <input> or input.<input>,
         an .npy, or a directory of them; repeatable
-    --simplify  fold constants and drop what does nothing
+    --simplify  fold constants and remove operators without effect
     --version N = 1  of the model
     --max-batch COUNT  max_batch_size; default: SRC's, or 4 where the batch is open
     --labels FILE  of the first output; default: SRC's
@@ -188,7 +188,7 @@ convert | cli.convert:convert | make a model's directory of a file of another fr
     --signature NAME  of a SavedModel; default: serving_default
     --module FILE.py:CLASS  of a PyTorch checkpoint
     --module-args VALUES  the arguments of that class, like 1,512,37, or a JSON array or object
-    --module-path PLACE  where a pickled module's class lies
+    --module-path PLACE  directory of a pickled module's class
     --trust  SRC may run the code in it: a pickled module, Keras' Lambda layers
     --compare PATH...  recorded inputs to compare on, beside random ones; as --calibration has them
     --samples N = 4  random inputs
@@ -212,7 +212,7 @@ convert | cli.convert:convert | make a model's directory of a file of another fr
   interrupted; nothing is written unless the code is 0
   ! edge-server: interrupted; nothing is written
 
-infer | cli.infer:run_infer | one request to a model, with a picture or arrays
+infer | cli.infer:run_infer | send one request to a model, with a picture or arrays
     MODEL
     |--image URI  a picture, or the first frame of any source that a camera can have
     |--input NAME=FILE.npy...  an input as numpy saves arrays; repeatable. The batch dimension may
@@ -234,7 +234,7 @@ infer | cli.infer:run_infer | one request to a model, with a picture or arrays
   exit codes: 0 done, 1 the model failed, or there is no such model, 2 usage, 69 the daemon, the
   model or a file cannot be reached, 78 the model takes no such request, 130 interrupted
 
-bench | cli.bench:run_bench | how fast a model is, also with other settings
+bench | cli.bench:run_bench | measure how fast a model is, also with other settings
     MODEL
     --concurrency N,… = 1,2,4  requests at a time, like 1,2,4 or 1:4
     --batch N = 1  elements of a request
@@ -268,17 +268,17 @@ bench | cli.bench:run_bench | how fast a model is, also with other settings
   exit codes: 0 done, 1 no request succeeded, or there is no such model, 2 usage, 69 the daemon,
   the model or a file cannot be reached, 78 the model takes no such request, 130 interrupted
 
-cameras | | which cameras are there, what one gives
-  The cameras of this machine: which are there, and what one gives. Neither needs the daemon; a
-  camera that the daemon reads may be held by it.
+cameras | | list cameras, and test one
+  The cameras of this machine. These verbs do not need the daemon; a camera that the daemon reads
+  may be busy.
   exit codes: 0 done, 2 usage, 69 the camera gives no images now, or the picture cannot be
   written, 78 the URI or the credentials are wrong and stay so, 130 interrupted
 
-cameras list | cli.cameras:plugged_in | the cameras that are plugged in, and what can read them
+cameras list | cli.cameras:plugged_in | list the cameras that are plugged in, and what can read them
     --json  one object, with every mode
   $ --json
 
-cameras probe | cli.cameras:probe | what a camera gives: open it, read it for some seconds
+cameras probe | cli.cameras:probe | open a camera, read it for some seconds, and report on it
     URI  /dev/video0, rtsp://HOST/PATH, http://HOST/PATH, csi://0, gst:PIPELINE or a file
     --seconds S = 5
     --picture IMAGE  write the last image: .png or .jpg
@@ -288,25 +288,25 @@ cameras probe | cli.cameras:probe | what a camera gives: open it, read it for so
   $ /dev/video0 --picture seen.png
   $ rtsp://10.0.0.20/main --credentials camera.login --seconds 30
 
-recordings | | what the recorder has written, and pictures of it
-  The recordings of the recorder, MCAP files that Foxglove opens. A camera of mcap:///FILE plays
-  one. None of these verbs needs the daemon, or changes a recording.
+recordings | | inspect recordings, and export their pictures
+  The recorder's files, in MCAP, which Foxglove opens. A camera mcap:///FILE plays one. These verbs
+  do not need the daemon, and change no recording.
   exit codes: 0 done, 2 usage, 69 a file cannot be read or written, 78 a library is missing, 130
   interrupted
 
-recordings info | cli.cameras:info | what a recording has, and whether it is whole
+recordings info | cli.cameras:info | show the content of a recording, and whether it is complete
     FILE
   $ drive.mcap
 
-recordings export | cli.cameras:export | the pictures of one camera, a JPEG each
+recordings export | cli.cameras:export | export the pictures of one camera as JPEGs
     FILE
-    FOLDER  is made where it is missing
-    --camera NAME  needed where there are several
+    FOLDER  created if it is missing
+    --camera NAME  required if there are several
   $ drive.mcap pictures --camera front
 
-power | | a Jetson's power mode and clocks
-  The power mode (nvpmodel) and the clocks (jetson_clocks) of a Jetson, as [power] of the settings
-  wants them. Needs root's rights; edge-server-power.service runs it at boot.
+power | | set a Jetson's power mode and clocks
+  Sets the power mode (nvpmodel) and the clocks (jetson_clocks) of a Jetson to those of [power] in
+  the settings. Requires root; edge-server-power.service runs it at boot.
   exit codes: 0 set, or nothing to set, 2 usage, 69 nvpmodel or jetson_clocks is missing or fails,
   or the mode needs a reboot, 78 the settings are wrong or the board has no such mode
 
@@ -316,20 +316,20 @@ power apply | cli.power:apply | set the power mode and the clocks of the setting
 
 calibrate | | put a camera's lanes on the road, in metres
   Makes the file that puts a camera's lanes on the road: first its lens (intrinsics, or roughly:
-  lens), then where the camera sits in the vehicle (mounting, or estimate while driving), then a
-  look at the result (show). cameras.NAME.calibration in the settings names the file.
+  lens), then its position in the vehicle (mounting, or estimate while driving), then a picture to
+  check the result (show). cameras.NAME.calibration in the settings names the file.
   exit codes: 0 done, 2 usage, 69 a camera or a picture gives nothing, or a file cannot be
   written, 78 the pictures, numbers or the file do not make a calibration; the text says why, 130
   interrupted
   ! edge-server: interrupted; no file was changed
 
-calibrate lens | tools.calibrate:lens | the lens, roughly, from its field of view
+calibrate lens | tools.calibrate:lens | estimate the lens roughly, from its field of view
     FILE  the calibration to write
     --fov DEG!  from the left edge to the right
     --size WxH = 1280x720  in px
   $ front.toml --fov 70 --size 1920x1080
 
-calibrate intrinsics | tools.calibrate:intrinsics | the lens, from pictures of a board
+calibrate intrinsics | tools.calibrate:intrinsics | measure the lens, from pictures of a board
     PICTURES...  images of the board
     --camera URI  take the pictures now: hold the board in view
     --views N = 20  of --camera
@@ -342,7 +342,7 @@ calibrate intrinsics | tools.calibrate:intrinsics | the lens, from pictures of a
   $ board/1.png board/2.png --board chessboard:9x6:0.025 --output front.toml
   $ --camera /dev/video0 --board charuco:11x8:0.03:0.022:DICT_5X5_100 --output front.toml
 
-calibrate mounting | tools.calibrate:mounting | where the camera sits: given, or from marks
+calibrate mounting | tools.calibrate:mounting | set the camera's position, or measure it from marks
     FILE  the calibration, with its lens
     --height METRES  of the lens above the road
     --pitch DEG  positive looks down; default: 0
@@ -357,7 +357,7 @@ calibrate mounting | tools.calibrate:mounting | where the camera sits: given, or
   $ front.toml --height 1.4 --pitch 3
   $ front.toml --picture marks.png --board chessboard:9x6:0.1 --at 6.0,0.9
 
-calibrate estimate | tools.calibrate:estimate | where the camera looks, from a straight drive
+calibrate estimate | tools.calibrate:estimate | estimate a camera's direction on a straight drive
     FILE  the calibration, with its lens
     URI  a clip of the drive, or the camera on the vehicle
     --frames N = 1500  end after N
@@ -369,7 +369,7 @@ calibrate estimate | tools.calibrate:estimate | where the camera looks, from a s
     @lane-model
   $ front.toml drive.mp4 --height 1.4 --write
 
-calibrate show | tools.calibrate:show | a grid on the road and a bird's-eye view, to check by eye
+calibrate show | tools.calibrate:show | draw a grid on the road and a bird's-eye view to check
     FILE  the calibration
     URI  a picture, a clip or a camera
     --output PNG!  the picture to write
@@ -378,80 +378,78 @@ calibrate show | tools.calibrate:show | a grid on the road and a bird's-eye view
     @lane-model
   $ front.toml drive.mp4 --lanes --output check.png
 
-doctor | cli.doctor:doctor | what is wrong with this machine, and the remedies
+doctor | cli.doctor:doctor | show what is wrong with this machine, with remedies
     --json  one object, with all facts found
-    --matrix  only print which JetPack brings what, and where NVDLA can be used
+    --matrix  only print the versions of each JetPack, and where NVDLA can be used
     @config
-  Looks at the board, its JetPack, GPU and NVDLA, at cameras, libraries, settings and
-  surroundings, and reports of each whether it is well and what to do where it is not. Changes
-  nothing. Drivers and libraries are tried in processes of their own, so that one that crashes or
-  hangs costs its line.
+  Checks the board, its JetPack, GPU and NVDLA, cameras, libraries, settings and services. Each line
+  is a finding with its remedy. Changes nothing. Drivers and libraries are tried in separate
+  processes: one that crashes or hangs affects only its own line.
   $ --config /etc/edge_server/config.toml --json
   $ --matrix
   exit codes: 0 no fault (warnings there may be), 1 at least one fault, 2 usage
 
-support-bundle | cli.support_bundle:make_bundle | an archive for a vendor, without secrets
+support-bundle | cli.support_bundle:make_bundle | collect an archive for a vendor, without secrets
     -o, --output FILE  default: edge-server-support-DEVICE-TIME.tar.gz in this directory
     --anonymous  without the names of device and host
     @config
-  Gathers settings, versions, doctor's findings, models, metrics, logs, plans and the board's
-  state into one archive, without passwords, keys and tokens. The daemon need not run. Run as root
-  to have the unit's journal and the files of its user.
+  Collects settings, versions, doctor's findings, models, metrics, logs, plans and the board's
+  state in one archive, without passwords, keys and tokens. The daemon need not run. Run it as root
+  to include the unit's journal and the files of its user.
   $ -o bundle.tar.gz
   $ --anonymous
 
-health | cli.health:health | whether the daemon serves what is required
+health | cli.health:health | check whether the daemon serves what is required
     --require WHAT...  model:NAME is READY, camera:NAME delivers frames, lanes:NAME has valid
         lanes, or mqtt is connected; repeatable
-    --wait S = 0  look for so long
+    --wait S = 0  keep checking for S seconds
     --stable S  of --wait, how long it must stay healthy; default: 10, or all of --wait
     --lanes-within S = 2  greatest age of the lanes of lanes:NAME
     --json  one object with every requirement
     @config
-  Looks at the running daemon: it is ready on gRPC, is of the installed version, and has what each
-  --require names. With --wait it looks again until all of that has been so for --stable seconds
-  without a restart. Reads the metrics endpoint, so [metrics] must be on.
+  Checks the running daemon: it is ready on gRPC, has the installed version, and serves what each
+  --require names. With --wait it checks again until all of that has held for --stable seconds
+  without a restart. It reads the metrics endpoint, so [metrics] must be on.
   $ --wait 120 --require model:lane_detection --require camera:front --require mqtt
   exit codes: 0 healthy, 2 usage, 69 not healthy (in time), 78 the settings are wrong
 
-status | cli.status:print_status | what the daemon does now
+status | cli.status:print_status | show what the daemon does now
     --json  one object
     @config
     @address
   Shows what the daemon on this machine does: models with their states and reasons, cameras,
   lanes, the broker, the board, plans, the recorder, and whether settings wait for a restart.
-  Rates and times are those of one second. Changes nothing, and needs no rights but those of a
-  client.
+  Rates and times cover one second. Changes nothing, and needs only the rights of a client.
   $ --json | jq '.models[] | select(.state != "READY")'
   $ --grpc 127.0.0.1:18001 --metrics 127.0.0.1:18002
   exit codes: 0 the daemon responds, whatever its state (`edge-server health` judges that), 2
   usage, 69 it does not respond, 78 the settings are wrong, 130 interrupted
 
-top | cli.status:run_top | likewise, again and again
+top | cli.status:run_top | show the same repeatedly
     --interval S = 2
     --count N  end after N times
     --json  one object on a line each time
     @config
     @address
-  Shows what `status` shows, again and again, until Ctrl-C. Without a terminal it prints once
-  in each interval. A daemon that stops is waited for. Over ssh it needs a terminal: ssh -t.
+  Shows what `status` shows, repeatedly, until Ctrl-C. Without a terminal it prints once in each
+  interval. If the daemon stops, it waits for it. Over ssh it needs a terminal: ssh -t.
   $ --interval 1
   $ --count 60 --json > minute.jsonl
   exit codes: 0 ended as requested, 2 usage, 69 the daemon did not respond at the start, 78 the
   settings are wrong
 
-update | | slots, trial and verdict of an image update
+update | | manage the slots, trial and verdict of an image update
   Chooses the slot that boots, judges the system that booted, shows the last update.
   exit codes: 0 done, 2 usage, 69 not healthy, or the firmware refuses, 78 this board has no
   slots, or the settings are wrong
   ! interrupted: nothing was decided
 
-update status | cli.update:show | print what became of the last update
+update status | cli.update:show | print the result of the last update
     --json  one object
     @state
   $ --json
 
-update commit | cli.update:commit | keep the system that runs if it is healthy; see health
+update commit | cli.update:commit | keep the running system if it is healthy; see health
     --config FILE = /etc/edge_server/config.toml  the settings
     --require WHAT...  as of health; repeatable
     --wait S = 300  as of health
@@ -460,7 +458,7 @@ update commit | cli.update:commit | keep the system that runs if it is healthy; 
     @root
   $ --require lanes:front --wait 300 --stable 60
 
-update slot | cli.update:slot | ask or change the firmware's slots, as RAUC's backend
+update slot | cli.update:slot | show or change the firmware's slots, as RAUC's backend
     ACTION
     [SLOT]
     [STATE]
@@ -471,35 +469,34 @@ update slot | cli.update:slot | ask or change the firmware's slots, as RAUC's ba
   $ set-primary B
   $ set-state A good
 
-update record | cli.update:record | note what became of an update without slots
+update record | cli.update:record | record the result of an update without slots
     OUTCOME
     --engine NAME!  of who updates
     --result TEXT  one sentence for people
     @state
   $ committed --engine mender --result 'release 2.1 is kept'
 
-provision | cli.provision:provision | id, broker and keys, from a file
+provision | cli.provision:provision | set id, broker and keys from a file
     FILE  the provisioning file
     --config PATH = /etc/edge_server/config.toml  the daemon's settings, which are changed
     --data PATH = /data  the data partition
     --key PATH = /usr/lib/edge-server-image/provision.pem  the Ed25519 key that must have signed
         the file, where this exists
-    --replace  also where the device is provisioned already
-  Changes this device as a provisioning file says: its id, broker, ssh keys, Wi-Fi and cameras.
-  The settings that come of it are checked before anything is changed.
+    --replace  also if the device is provisioned already
+  Applies a provisioning file to this device: its id, broker, ssh keys, Wi-Fi and cameras. The
+  resulting settings are checked before anything changes.
 
-  A file counts once: where it was applied before, nothing happens. Without a key in the image the
-  first file is accepted from anybody who can plug in a stick, and no other; --replace is for who
-  is logged in. With a key only what it signed counts, and after the first file only one whose
-  serial in [file] is greater than all before.
+  A file is applied once. Without a key in the image only the first file is accepted, from anyone
+  who can plug in a stick; --replace is for a user who is logged in. With a key only files that it
+  signed are accepted, and after the first one only files with a greater serial in [file].
   $ /media/stick/edge_server.toml
   exit codes: 0 applied, now or before, 69 the device's files cannot be written, 78 refused: the
   text says why
 
-completion | cli.main:print_completion | what a shell completes after edge-server
+completion | cli.main:print_completion | print a script that completes edge-server in a shell
     SHELL
-  Prints a script that makes a shell complete verbs, flags and the names of files. The Debian
-  package has installed them already. To try one: source <(edge-server completion bash)
+  The script completes verbs, flags and the names of files. The Debian package installs it for
+  each shell. To try one: source <(edge-server completion bash)
   $ bash > ~/.local/share/bash-completion/completions/edge-server
   $ zsh > "${fpath[1]}/_edge-server"
   $ fish > ~/.config/fish/completions/edge-server.fish
@@ -509,39 +506,39 @@ demo | cli.run:demo | show lanes arriving, with no camera or broker needed
     --source URI = synthetic://road?seed=7&fps=25  a video, an image, a folder of images,
         /dev/video0, rtsp://HOST/PATH, http://HOST/PATH, csi://0 or gst:PIPELINE
     --frames N  end after N frames
-    --mqtt HOST[:PORT]  publish on that broker, too
+    --mqtt HOST[:PORT]  also publish on that broker
     --calibration FILE  of edge-server calibrate: lanes in metres, tracked
     --lockstep  play a recording once, and process each of its frames, as fast as that goes
     --video FILE  write what is published, drawn into the frames, as .mp4 or .avi; a recording is
         played as with --lockstep, unless its URI has a rate (fps)
     --json  one JSON object per frame
-    --serve [PORT=8000]  go on until Ctrl-C, with the page at this port (8000)
-    --model-repository DIR...  models in Triton's layout, not the shipped ones; repeatable
+    --serve [PORT=8000]  continue until Ctrl-C, with the page at this port (8000)
+    --model-repository DIR...  models in Triton's layout, instead of the shipped ones; repeatable
   $ --frames 100
   $ --source road.mp4 --json
   $ --source rtsp://10.0.0.20/main --mqtt 10.0.0.2:1883
 
 @waiting
-    --wait  fail where no daemon decides on it; by default only one that follows REPO is waited for,
-        until it serves the model, refuses it or rolls it back
+    --wait  fail if no daemon follows REPO; by default the verb waits only for one that does, until
+        it serves the model, refuses it or rolls it back
     --no-wait  do not wait for a daemon
     --until-passed  as --wait, and until its canary has passed too, which takes requests
     --wait-secs S = 300  how long; building a plan takes minutes
 
 @store
-    --store DIR  where the daemon keeps its copies of models, its verdict on each and its
-        quarantine; default: the installed daemon's, else yours
+    --store DIR  directory of the daemon's copies of models, verdicts and quarantine; default: the
+        installed daemon's, otherwise yours
 
 @ssh
     --ssh COMMAND = ssh  like 'ssh -p 2222 -i KEY'
 
 @keys
-    --key PUB...  public key: check signatures with it, `verify` demands one; repeatable
+    --key PUB...  public key to check signatures with, which `verify` then requires; repeatable
 
 @model
     MODEL  a name, a directory, or an ONNX file
     --model-repository DIR...  where names are looked for; repeatable; default: models
-    --config FILE  or where the daemon's settings have them
+    --config FILE  or the repositories of these settings
     --version N  default: the latest
 
 @config

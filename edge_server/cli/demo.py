@@ -180,7 +180,7 @@ def _played(source: str, arguments: argparse.Namespace) -> str:
     if is_live(source):
         if arguments.lockstep:
             raise SettingsError(
-                f"--lockstep: {masked_uri(source)} is a camera, which waits for nobody; play a "
+                f"--lockstep: {masked_uri(source)} is a camera, which does not wait; play a "
                 "recording"
             )
         return source

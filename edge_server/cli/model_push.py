@@ -240,14 +240,14 @@ def pack(
         if signature is not None:
             raise ModelConfigError(
                 f"model '{tree.name}': {NAME} is signed and does not allow another interface; sign "
-                "it anew, with --sign KEY beside --allow-interface-change"
+                "it again, with --sign KEY beside --allow-interface-change"
             )
     new = Manifest.of(
         tree.name, content.files, content.empty, allow_interface_change=allow_interface_change
     ).encode()
     note = ""
     if key is None and signature is not None:
-        note = f"{SIGNATURE_NAME} was of other content and is left out; sign anew"
+        note = f"{SIGNATURE_NAME} was of other content and is left out; sign again"
     return replace(package, manifest=new, signature=key.sign(new) if key else None, note=note)
 
 
@@ -272,7 +272,7 @@ def pull(
         done = receive(directory, entries, name)
     if NAME in done.content.files:
         return done
-    return replace(done, note=f"it has no {NAME}: nobody can tell whether it is as it was made")
+    return replace(done, note=f"it has no {NAME}: its content cannot be verified")
 
 
 def sent_entries(

@@ -124,7 +124,7 @@ def remote_listing(
     try:
         return msgspec.json.decode(output, type=Listing)
     except ValueError as error:
-        raise InternalError(f"{repository}: replied with what is no list: {error}") from error
+        raise InternalError(f"{repository}: did not reply with a list: {error}") from error
 
 
 def faults_of(inventory: Inventory, keys: Sequence[Path] = ()) -> list[str]:
@@ -526,6 +526,6 @@ def sign(arguments: argparse.Namespace) -> int:
 
 def keygen(arguments: argparse.Namespace) -> int:
     public = make_keys(arguments.out)
-    print(f"{arguments.out}: sign with it, and show it to nobody")
+    print(f"{arguments.out}: sign with it, and keep it secret")
     print(f"{public}: check with it; this is what a vehicle gets")
     return OK

@@ -75,7 +75,7 @@ class PowerControl:
             return f"power mode {wanted.name} ({wanted.id}) set"
         if _REBOOT.search(printed):
             raise Unavailable(
-                f"power.mode: {wanted.name} needs a reboot, and nothing reboots by itself: run "
+                f"power.mode: {wanted.name} needs a reboot, and nothing reboots automatically: run "
                 f"`sudo nvpmodel -m {wanted.id}` and confirm it"
             )
         raise Unavailable(f"power.mode: nvpmodel -m {wanted.id}: {_last(code, printed)}")

@@ -48,11 +48,11 @@ _ANEW = "compile them with its own toolkit (scripts/build_kernels)"
 KERNEL_REMEDIES = MappingProxyType(
     {
         200: f"the file of the kernels is damaged, or of a kind that this driver does not know; "
-        f"install edge-server anew, or {_ANEW}",
+        f"reinstall edge-server, or {_ANEW}",
         209: f"they were not compiled for this GPU and driver; {_ANEW}",
         218: f"this driver cannot compile their PTX; {_ANEW}",
-        221: "the driver's compiler, libnvidia-ptxjitcompiler.so.1, is missing; install the driver "
-        "anew (on a Jetson: apt install --reinstall nvidia-l4t-cuda, in a container: "
+        221: "the driver's compiler, libnvidia-ptxjitcompiler.so.1, is missing; reinstall the "
+        "driver (on a Jetson: apt install --reinstall nvidia-l4t-cuda, in a container: "
         "--runtime nvidia)",
         222: f"they were not compiled for this GPU and driver; {_ANEW}",
         223: f"compiling PTX is switched off; take CUDA_DISABLE_PTX_JIT out of the environment, or "
@@ -175,7 +175,7 @@ class Failures:
             if text in driver_text:
                 return DeviceLost(
                     f"{gpu}: {doing}: {driver_text} (CUDA error {code}): "
-                    "the process must start anew"
+                    "the process must be restarted"
                 )
         if self._out_of_memory in driver_text:
             return Unavailable(
@@ -645,7 +645,7 @@ class Devices:
         reason = _count_gpus()[1]
         if come or not reason:
             what = f"{', '.join(come[:3])} came after this process" if come else "its driver works"
-            raise DeviceLost(f"the GPU has come: {what}: the process must start anew to use it")
+            raise DeviceLost(f"the GPU has come: {what}: restart the process to use it")
 
     def _lose(self, error: DeviceLost) -> None:
         # The first error names the cause.

@@ -478,7 +478,7 @@ class TraceFile:
             return False
         if self.full:
             log.warning(
-                "trace %s: no more traces: its files have %d MiB; move them away and start anew",
+                "trace %s: no more traces: its files have %d MiB; move them away and start again",
                 self.path,
                 self._most_bytes >> 20,
             )

@@ -304,7 +304,7 @@ class Build:
         except Hangs as error:
             interrupt(loaded.model)
             raise ModelLoadError(
-                f"model '{model_spec.name}': its check before it serves: {error}; mend the model, "
+                f"model '{model_spec.name}': its check before it serves: {error}; fix the model, "
                 "or record a golden pair that it responds to"
             ) from error
         except GivenUp:

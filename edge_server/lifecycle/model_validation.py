@@ -373,7 +373,7 @@ def _reproduce(running: _Running, pair: GoldenPair) -> None:
         kind = ModelLoadError if may_pass(error) else ModelConfigError
         raise kind(
             f"{pair.path}: the model does not respond to it: {error}; record the pair with this "
-            "model, or mend the model"
+            "model, or fix the model"
         ) from error
     for spec in running.config.outputs:
         name = spec.name
@@ -383,7 +383,7 @@ def _reproduce(running: _Running, pair: GoldenPair) -> None:
             fault = difference(made[name], recorded, pair.tolerances.get(name))
         if fault:
             raise ModelConfigError(
-                f"{pair.path}: output '{name}' {fault}; record the pair with this model, or mend "
+                f"{pair.path}: output '{name}' {fault}; record the pair with this model, or fix "
                 "the model"
             )
 
@@ -406,7 +406,7 @@ def _try_made_up(running: _Running) -> str:
                 return f"it has no golden pairs, and of the least input {fault}"
             if fault and not _may_serve(config, made[spec.name], spec):
                 raise ModelConfigError(
-                    f"model '{config.name}': {fault}; mend config.pbtxt or the model"
+                    f"model '{config.name}': {fault}; correct config.pbtxt or the model"
                 )
             if fault:
                 log.warning(
@@ -417,7 +417,7 @@ def _try_made_up(running: _Running) -> str:
         if spec.datatype in TOLERANCES and spec.name not in finite and made[spec.name].array.size:
             raise ModelConfigError(
                 f"model '{config.name}': output '{spec.name}' has no finite element, neither for "
-                "zeros nor for random data; mend the model, or record a golden pair that shows "
+                "zeros nor for random data; correct the model, or record a golden pair that shows "
                 "what it is good for"
             )
     return ""

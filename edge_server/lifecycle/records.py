@@ -208,7 +208,7 @@ class ModelRecord:
             self.coming = spec if spec.is_ensemble and may_fit else None
         if self.serving is not None:
             log.error(
-                "model %s: serves on as it was, loading it anew failed: %s",
+                "model %s: serves on as it was, reloading it failed: %s",
                 self.name,
                 failure.reason,
             )

@@ -192,7 +192,7 @@ class Publisher:
         if before is None:
             return f"on, at {link.address}"
         if before.address == link.address:
-            return f"logs in to {link.address} anew"
+            return f"logs in to {link.address} again"
         return f"moves from {before.address} to {link.address}"
 
     def publish_online(self, no_lanes: Collection[str] = (), **more: Any) -> None:

@@ -108,7 +108,7 @@ class EventFile:
 
     Args:
         path: its directory is the daemon's own.
-        kept: number of events to keep; the file is written anew when it has twice as many lines.
+        kept: number of events to keep; the file is written again when it has twice as many lines.
 
     Raises:
         SettingsError, Unavailable: the file cannot be made, or another daemon has it.
@@ -186,7 +186,7 @@ class EventFile:
         """Write events and readers, and return when they are durable.
 
         Args:
-            every: returns the newest events, `new` among them, for a file that is written anew: one
+            every: returns the newest events, `new` among them, for a file that is rewritten: one
                 that is full, damaged, removed or replaced.
 
         Raises:
@@ -212,7 +212,7 @@ class EventFile:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
                 return True
-        log.error("events: %s was removed or replaced; it is written anew", self._path)
+        log.error("events: %s was removed or replaced; it is written again", self._path)
         self.close()
         return False
 

@@ -34,7 +34,7 @@ MOST_MANIFEST_BYTES = 4 << 20
 # A raw Ed25519 signature, as `openssl pkeyutl -verify -rawin` accepts it.
 SIGNATURE_BYTES = 64
 _BROUGHT = (
-    "is loaded with a configuration or files that a client sent, which nobody signed; put the "
+    "is loaded with a configuration or files that a client sent, which are not signed; put the "
     "model into the repository, signed, and load it without parameters"
 )
 _NOT_ED25519 = "{}: is not a key for Ed25519; `edge-server models keygen` makes one"

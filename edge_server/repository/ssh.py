@@ -135,7 +135,7 @@ class RemoteRepository:
         if code in (0, _SSH_FAILED) and text:
             print(text, file=sys.stderr)
         if code == _SSH_FAILED:
-            raise errors.Unavailable(f"{self._host}: ssh could not connect, or was not let in")
+            raise errors.Unavailable(f"{self._host}: ssh could not connect, or was refused")
         if code == _NOT_FOUND:
             raise errors.Unavailable(
                 f"{self._host}: has no edge-server in its PATH, which takes the model there; "

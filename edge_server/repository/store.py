@@ -272,7 +272,7 @@ class ModelStore:
         except OSError as error:
             os.close(lock)
             raise error_of_place(
-                error, f"model store {directory}: {error}; mend or replace it"
+                error, f"model store {directory}: {error}; repair or replace it"
             ) from error
         self._locked: int | None = lock
         self._file = StateFile(directory)

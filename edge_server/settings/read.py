@@ -191,7 +191,7 @@ def _read_text(path: Path) -> str:
     if not text and path.is_file():
         # TOML allows it; a writer at work, a full disk and lost power leave it behind, too.
         raise SettingsError(
-            f"{path}: is empty, as a file that was cut short is; write it anew, or a comment into "
+            f"{path}: is empty, as a file that was cut short is; write it again, or a comment into "
             "it for the defaults"
         )
     return text

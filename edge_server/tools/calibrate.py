@@ -330,7 +330,7 @@ def _judged(found: MountingEstimate, height_m: float, lane_width_m: float) -> It
     off = width_m / lane_width_m - 1.0
     if not _LANES_M[0] <= width_m <= _LANES_M[1]:
         raise SettingsError(
-            f"no lane is {width_m:.2f} m wide: measure the camera's height anew, and check the "
+            f"no lane is {width_m:.2f} m wide: measure the camera's height again, and check the "
             "focal length"
         )
     if abs(off) > _DOUBTFUL:

@@ -115,7 +115,7 @@ def test_a_straight_drive_becomes_a_mounting(
     ("height", "code", "text"),
     [
         ("1.5", 0, "is wide for lanes of 3.6 m (--lane-width): the height or the focal length"),
-        ("2.6", 78, "m wide: measure the camera's height anew"),
+        ("2.6", 78, "m wide: measure the camera's height again"),
     ],
 )
 def test_a_height_that_makes_other_lanes_is_doubted_or_refused(

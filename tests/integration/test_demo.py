@@ -104,7 +104,7 @@ def test_a_clip_in_lockstep_loses_no_frame_and_its_video_has_the_clips_pace(
 def test_a_camera_has_no_lockstep_nor_has_a_recording_with_a_rate(tmp_path: Path) -> None:
     live = demo(tmp_path, "--lockstep", "--source", "/dev/video63")
     assert live.returncode == 78
-    assert "--lockstep: /dev/video63 is a camera, which waits for nobody" in live.stderr
+    assert "--lockstep: /dev/video63 is a camera, which does not wait" in live.stderr
     paced = demo(tmp_path, "--lockstep", "--source", "synthetic://road?fps=8")
     assert paced.returncode == 78
     assert "--lockstep: synthetic://road has a rate, fps=8; leave one out" in paced.stderr

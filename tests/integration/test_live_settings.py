@@ -155,7 +155,7 @@ def test_a_password_whose_file_has_changed_is_used_at_once(
     daemon.wait_for_log(f"mqtt: connected to {address}")
 
     password.write_text("wrong\n")
-    assert f"broker: logs in to {address} anew" in daemon.reload(FRONT)
+    assert f"broker: logs in to {address} again" in daemon.reload(FRONT)
     daemon.wait_for_log(f"{address} refuses us: Not authorized")
     daemon.process.wait_for("broker away (Not authorized)")
 
@@ -163,7 +163,7 @@ def test_a_password_whose_file_has_changed_is_used_at_once(
     broker.reload()
     password.write_text("second\n")
     before = len(daemon.log)
-    assert f"broker: logs in to {address} anew" in daemon.reload(FRONT)
+    assert f"broker: logs in to {address} again" in daemon.reload(FRONT)
     daemon.wait_for_log(f"mqtt: connected to {address}", before)
     assert "nothing differs" in daemon.reload(FRONT)
     broker.kill()

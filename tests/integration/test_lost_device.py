@@ -62,6 +62,6 @@ def test_the_daemon_ends_with_its_own_exit_code_when_any_thread_meets_a_lost_gpu
     assert done.returncode == 86, done.stderr
     assert (
         "edge-server: GPU 0: synchronize: cuEventSynchronize failed: unspecified launch failure "
-        "(CUDA error 719): the process must start anew"
+        "(CUDA error 719): the process must be restarted"
     ) in done.stderr
     assert "Traceback" not in done.stderr

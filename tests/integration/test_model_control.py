@@ -326,7 +326,7 @@ def test_where_models_must_be_signed_nothing_else_is_loaded_on_request(
     # What a client brings was signed by nobody.
     for brought in ({}, {"files": {"file:1/model.py": b"import os"}}):
         _, text = refusal(server.load_model, "echo", config=json.dumps(OVERRIDE), **brought)
-        assert "a configuration or files that a client sent, which nobody signed" in text
+        assert "a configuration or files that a client sent, which are not signed" in text
     # A version with nothing in it is one more, and not signed.
     (models / "echo" / "7").mkdir()
     _, text = refusal(server.load_model, "echo")

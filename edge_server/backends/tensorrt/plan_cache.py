@@ -240,7 +240,7 @@ def ensure_plan(
         if faults := compare(side_car, facts, model):
             raise InternalError(
                 f"the plan that was just built does not fit: {'; '.join(faults)}. If TensorRT was "
-                "updated while this ran, start it anew"
+                "updated while this ran, start it again"
             )
         cache.prune(keep=plan)
     return plan, True

@@ -647,8 +647,8 @@ def plan_faults(plan: Path, onnx: Path | None, facts: DeviceFacts, model: str) -
     side_car = read_side_car(plan)
     if side_car is None:
         return [
-            f"{plan.name} has no {side_car_path(plan).name} beside it, so nobody knows what it was "
-            f"built of and for; run `edge-server plan build {model}`"
+            f"{plan.name} has no {side_car_path(plan).name} beside it, so it is unknown what it "
+            f"was built of and for; run `edge-server plan build {model}`"
         ]
     return side_car_faults(side_car, plan, onnx, facts, model)
 

@@ -178,7 +178,7 @@ class PlanSource:
             wanted = f"NVDLA core {core}" if core is not None else "the GPU alone"
             faults = [
                 f"built for {built}, and its instance is to run on {wanted}; run `edge-server plan "
-                f"build {self._model}`, or mend secondary_devices in the instance_group"
+                f"build {self._model}`, or correct secondary_devices in the instance_group"
             ]
         return faults
 

@@ -138,7 +138,7 @@ def gpu_nodes(evidence: Evidence) -> Finding:
             return ok(NO_GPU)
         return fault(
             "no /dev/nvmap, no /dev/nvhost-*, no /dev/nvgpu: nothing leads to the GPU",
-            "in a container: --runtime nvidia; elsewhere flash the board anew",
+            "in a container: --runtime nvidia; elsewhere flash the board again",
         )
     refused = [node for node in board.gpu_nodes if not node.usable]
     found = f"{len(board.gpu_nodes) - len(refused)} device files open to {user}"
@@ -227,7 +227,7 @@ def pycuda(evidence: Evidence) -> Finding:
         if not needed:
             return ok(f"{found}; none needed on the CPU")
         if not evidence.driver_works:
-            return warning(found, "mend the driver first")
+            return warning(found, "fix the driver first")
         return fault(found, remedy("pycuda"))
     if facts.get("missing"):
         if not needed:

@@ -156,7 +156,7 @@ def tensorrt(evidence: Evidence) -> Finding:
     if brought is not None and not _same_release(facts["version"], brought):
         return ok(
             f"{found}; JetPack {board.jetpack.version if board.jetpack else '?'} "
-            f"brought {brought}: plans must be built anew"
+            f"brought {brought}: plans must be rebuilt"
         )
     return ok(found)
 

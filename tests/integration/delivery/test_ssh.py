@@ -83,7 +83,7 @@ def test_a_connection_that_breaks_changes_nothing(
 @pytest.mark.parametrize(
     ("first", "code", "text"),
     [
-        ("exit 255", 69, "host: ssh could not connect, or was not let in"),
+        ("exit 255", 69, "host: ssh could not connect, or was refused"),
         ("exit 127", 69, "host: has no edge-server in its PATH"),
         ("exit 3", 1, "host: edge-server there ended with 3, without a reason"),
         ("echo 'edge-server: no' >&2; exit 75", 75, "edge-server: host: no"),
@@ -277,4 +277,4 @@ def test_an_sshd_that_is_not_there_or_refuses_the_key_is_unavailable(
     ):
         process = models("list", there, "--ssh", wrong)
         assert process.returncode == 69
-        assert "127.0.0.1: ssh could not connect, or was not let in" in process.stderr
+        assert "127.0.0.1: ssh could not connect, or was refused" in process.stderr

@@ -277,7 +277,9 @@ def test_a_gpu_that_comes_late_asks_for_a_new_process(
     else:
         simulated_gpu.reset()
         words = "its driver works"
-    with pytest.raises(DeviceLost, match=f"the GPU has come: {words}: the process must start anew"):
+    with pytest.raises(
+        DeviceLost, match=f"the GPU has come: {words}: restart the process to use it"
+    ):
         devices.check()
     # Only of a machine that is built for its GPU.
     assert not Devices().awaited

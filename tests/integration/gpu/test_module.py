@@ -105,7 +105,7 @@ def test_a_kernel_that_is_not_there_is_named(kernels: None, device: Device) -> N
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (200, "is damaged, .*; install edge-server anew, or compile them"),
+        (200, "is damaged, .*; reinstall edge-server, or compile them"),
         (209, "not compiled for this GPU"),
         (218, r"cannot compile their PTX; .*\(scripts/build_kernels\)"),
         (221, r"libnvidia-ptxjitcompiler\.so\.1, is missing; .*nvidia-l4t-cuda"),

@@ -88,7 +88,7 @@ def test_a_validation_that_hangs_fails_its_load_and_the_model_is_closed_when_it_
     assert isinstance(failure, LoadFailure)
     assert isinstance(failure.error, ModelConfigError)
     assert str(failure.error) == (
-        "model 'm': its check before it serves: it hangs: no progress for 0.05 s; mend the "
+        "model 'm': its check before it serves: it hangs: no progress for 0.05 s; fix the "
         "model, or record a golden pair that it responds to"
     )
     assert not backend.closed.is_set()

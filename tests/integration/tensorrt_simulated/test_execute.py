@@ -282,7 +282,7 @@ def test_a_run_that_breaks_the_device_is_told_to_all_and_to_the_daemon(
     instance = workshop.instance(NO_GRAPHS)
     workshop.tensorrt("fail=run:0")
     assert isinstance(ask(instance, inputs={"x": X}).answer, DeviceLost)
-    with pytest.raises(DeviceLost, match="the process must start anew"):
+    with pytest.raises(DeviceLost, match="the process must be restarted"):
         workshop.devices.check()
     assert isinstance(ask(instance, inputs={"x": X}).answer, DeviceLost)
     workshop.forget()

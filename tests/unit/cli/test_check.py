@@ -242,7 +242,7 @@ def test_what_lies_in_a_home_is_out_of_the_services_sight() -> None:
     }
     paths = ["/home/me/models", "/srv/models"]
     settings = read_settings(None, {"repository": {"paths": paths}, "cameras": cameras})
-    hint = "; the installed service sees no home: put it below /srv"
+    hint = "; the service cannot read home directories: put it below /srv"
     assert list(unseen_by_service(settings)) == [
         f"warning: repository.paths: /home/me/models{hint}",
         f"warning: cameras.clip.uri: /home/me/road.mp4{hint}",

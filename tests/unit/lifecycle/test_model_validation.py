@@ -99,7 +99,7 @@ def test_the_first_difference_refuses_with_file_output_size_and_place(tmp_path: 
         proof_of(tmp_path)
     assert str(caught.value) == (
         f"{path}: output 'b' differs by up to 0.75, at [2]: 3, recorded 3.75, and may by 0.0385; "
-        "record the pair with this model, or mend the model"
+        "record the pair with this model, or fix the model"
     )
 
 

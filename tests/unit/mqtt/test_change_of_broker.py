@@ -149,7 +149,7 @@ def test_a_file_whose_contents_have_changed_is_a_change(
     brokers.wait(lambda: brokers.last("a") == "offline")
     assert publisher.change(login) == ""
     password.write_text("two")
-    assert publisher.change(login) == "logs in to b:1883 anew"
+    assert publisher.change(login) == "logs in to b:1883 again"
 
 
 def test_to_publish_ends_and_begins_with_the_table(publisher: Publisher, brokers: Brokers) -> None:

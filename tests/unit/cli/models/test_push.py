@@ -405,7 +405,7 @@ def test_a_pulled_model_is_held_against_its_manifest(
     assert texts(fetched / "m")["1/weights"] == "1"
     assert names(fetched) == ["m"]
     (repository / "m" / MANIFEST).unlink()
-    assert "nobody can tell" in pull("m", target, fetched).note
+    assert "its content cannot be verified" in pull("m", target, fetched).note
     with pytest.raises(ModelConfigError, match="there is no model 'n'"):
         pull("n", target, fetched)
 
