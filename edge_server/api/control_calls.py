@@ -165,13 +165,6 @@ def load_files(
     cancellation: Cancellation | None = None,
 ) -> None:
     """Load a model, from the repository or from `files`; raise as `load_model`."""
-    name = name.strip()
-    if not name:
-        raise InvalidRequest("Model name cannot be empty. Please enter a valid name to deploy.")
-    if name == ".." or "/" in name:
-        raise InvalidRequest(
-            f"invalid model name '{name}', model name must not contain path traversal characters"
-        )
     if control is None:
         raise Unavailable(NOT_ALLOWED)
     control.load(name, config=config, files=files, cancellation=cancellation)

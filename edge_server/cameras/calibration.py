@@ -17,9 +17,8 @@ import tomli_w
 
 from edge_server.errors import SettingsError
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
-from edge_server.settings.mistakes import in_words
+from edge_server.settings.read import in_words, parse_toml, read_text_file
 from edge_server.settings.sections import Section
-from edge_server.settings.text_file import parse_toml, read_text_file
 
 if TYPE_CHECKING:
     import os

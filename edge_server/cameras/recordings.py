@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import logging
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
+from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.frame import (
     FASTEST_FPS,
     IMAGE_SUFFIXES,
@@ -20,6 +22,7 @@ from edge_server.cameras.frame import (
 )
 from edge_server.cameras.jpeg import PNG, size_of_jpeg, size_of_png
 from edge_server.cameras.opencv_settings import no_camera_opens, settle_opencv
+from edge_server.cameras.source import open_source
 from edge_server.errors import SourceError
 from edge_server.process.disk import open_regular
 
@@ -201,6 +204,19 @@ def _decode_whole(path: Path) -> NDArray[np.uint8]:
     if image is None:
         raise ValueError("it is damaged or no image")
     return image
+
+
+def read_picture(uri: str) -> NDArray[np.uint8]:
+    """Return the first frame of `uri`, (H, W, 3) uint8 BGR.
+
+    Raises:
+        SourceError: it gives no frame; see `open_source`.
+    """
+    with closing(open_source(uri)) as source:
+        frame = source.read()
+    if frame is None:
+        raise SourceError(f"{uri}: has no frame")
+    return bgr_of(frame.image)
 
 
 def write_picture(path: Path, image: NDArray[np.uint8]) -> None:

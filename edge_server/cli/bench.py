@@ -1,45 +1,310 @@
-"""`edge-server bench`: runs the measurements and prints them."""
+"""`edge-server bench`: how fast a model is, loaded for some seconds, also with other settings."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf import json_format, text_format
 from rich.console import Console
 from rich.text import Text
+from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.api.grpc.client import DaemonClient, infer_request
 from edge_server.board.installation import shipped_models
-from edge_server.cli.running_daemon import INSTALLED, connected, settings_of
+from edge_server.cameras.recordings import read_picture
+from edge_server.cli.infer import config_of, from_picture, made_up, picture_input
+from edge_server.cli.run import INSTALLED, connected, settings_of
 from edge_server.cli.tables import number, table
-from edge_server.errors import EdgeServerError, InvalidRequest
-from edge_server.tools.bench import (
-    PERCENTILES,
-    ModelVariant,
-    as_json,
-    measure,
-    own_daemon,
-    variants,
-)
-from edge_server.tools.inputs import (
-    config_of,
-    from_picture,
-    made_up,
-    picture_input,
-    read_picture,
-)
+from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
+from edge_server.settings import Grpc
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rich.status import Status
 
-    from edge_server.api.grpc.client import DaemonClient
+    from edge_server.cli.infer import Arrays
     from edge_server.model_config.config import ModelConfig
-    from edge_server.tools.bench import Measurement
-    from edge_server.tools.inputs import Arrays
+
+    Statistics = Mapping[str, Any]
+
+PERCENTILES = (50, 90, 95, 99)
+_REQUEST_S = 60.0
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Of successful requests, in ms."""
+
+    mean: float
+    max: float
+    percentiles: dict[int, float]
+
+    @staticmethod
+    def of(latencies_ms: Sequence[float]) -> Latency:
+        """Return what `latencies_ms`, one at least, say."""
+        found = np.percentile(latencies_ms, PERCENTILES)
+        percentiles = dict(zip(PERCENTILES, map(float, found), strict=True))
+        return Latency(float(np.mean(latencies_ms)), float(np.max(latencies_ms)), percentiles)
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Where a model's requests spent their time, a mean of each in ms; of all clients together.
+
+    Attributes:
+        total: from the arrival of a request until its response.
+    """
+
+    model: str
+    requests: int
+    total: float
+    queue: float
+    compute_input: float
+    compute_infer: float
+    compute_output: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured with one number of requests at a time.
+
+    Attributes:
+        per_s: inferences: requests, times the elements of a batch.
+        stages: the model, and after it the members of an ensemble.
+    """
+
+    concurrency: int
+    per_s: float
+    requests: int
+    failed: int
+    latency: Latency
+    stages: tuple[StageTimes, ...] = ()
+
+    @property
+    def transport_ms(self) -> float:
+        """What a request takes beside its time in the server's model: gRPC and the client."""
+        return max(0.0, self.latency.mean - self.stages[0].total) if self.stages else 0.0
+
+
+def measure(
+    client: DaemonClient,
+    config: ModelConfig,
+    inputs: Arrays,
+    concurrency: int,
+    *,
+    batch: int,
+    seconds: float,
+) -> Measurement:
+    """Return what `concurrency` requests at a time give in `seconds`, after a first one of each.
+
+    Args:
+        inputs: of one request, which has `batch` elements.
+
+    Raises:
+        InternalError: no request succeeded; Unavailable if the model may serve later.
+    """
+    send = client.prepared(infer_request(config.name, inputs), _REQUEST_S)
+    latencies_ms: list[float] = []
+    failures: list[EdgeServerError] = []
+    with ThreadPoolExecutor(concurrency) as threads:
+        # The first requests make instances, and buffers of this size.
+        list(threads.map(lambda _: _send_until(send, 0.0), range(concurrency)))
+        before = _statistics(client)
+        begun_s = time.monotonic()
+        for sent_ms, failed in threads.map(
+            lambda _: _send_until(send, begun_s + seconds), range(concurrency)
+        ):
+            latencies_ms += sent_ms
+            failures += failed
+        took_s = time.monotonic() - begun_s
+    if not latencies_ms:
+        text = f"no request to '{config.name}' succeeded: {failures[-1]}"
+        raise Unavailable(text) if isinstance(failures[-1], Unavailable) else InternalError(text)
+    return Measurement(
+        concurrency=concurrency,
+        per_s=batch * len(latencies_ms) / took_s,
+        requests=len(latencies_ms),
+        failed=len(failures),
+        latency=Latency.of(latencies_ms),
+        stages=stages_between(config, before, _statistics(client)),
+    )
+
+
+def _send_until(
+    send: Callable[[], object], end_s: float
+) -> tuple[list[float], list[EdgeServerError]]:
+    """Send one request at least; return the latencies in ms, and the failures."""
+    latencies_ms: list[float] = []
+    failures: list[EdgeServerError] = []
+    while not (latencies_ms or failures) or time.monotonic() < end_s:
+        begun_ns = time.perf_counter_ns()
+        try:
+            send()
+        except EdgeServerError as error:
+            failures.append(error)
+            # A server that refuses at once is not called in a tight loop.
+            time.sleep(0.01)
+        else:
+            latencies_ms.append((time.perf_counter_ns() - begun_ns) / 1e6)
+    return latencies_ms, failures
+
+
+def stages_between(
+    config: ModelConfig, before: Statistics, after: Statistics
+) -> tuple[StageTimes, ...]:
+    """Return the mean times of the model and, of an ensemble, its members between two readings of
+    the statistics, model → `ModelStatistics`."""
+    names = dict.fromkeys([config.name, *(step.model_name for step in config.steps)])
+    found = []
+    for name in names:
+        if name not in after:
+            continue
+        now = after[name].inference_stats
+        then = before[name].inference_stats if name in before else type(now)()
+        requests = now.success.count - then.success.count
+        if requests <= 0:
+            continue
+
+        def mean_ms(stage: str, now: Any = now, then: Any = then, n: int = requests) -> float:
+            return float((getattr(now, stage).ns - getattr(then, stage).ns) / n / 1e6)
+
+        stages = ("success", "queue", "compute_input", "compute_infer", "compute_output")
+        found.append(StageTimes(name, requests, *map(mean_ms, stages)))
+    return tuple(found)
+
+
+def _statistics(client: DaemonClient) -> Statistics:
+    # Of several versions the last one: the latest, which serves requests without a version.
+    return {each.name: each for each in client.statistics()}
+
+
+_START_S = 60.0
+_STOP_S = 15.0
+
+
+@contextmanager
+def own_daemon(repositories: Sequence[str]) -> Iterator[DaemonClient]:
+    """Start a daemon on `repositories` that loads on request, and stop it at the end.
+
+    Raises:
+        Unavailable: it did not start; the text has its last lines.
+    """
+    with tempfile.TemporaryDirectory(prefix="edge-server-bench-") as folder:
+        log, path = Path(folder, "log"), f"{folder}/grpc.sock"
+        isolated = ["-I"] if sys.flags.isolated else []
+        command = [
+            *(sys.executable, *isolated, "-m", "edge_server", "run", "--log-file", str(log)),
+            *(f"--model-repository={Path(each).absolute()}" for each in repositories),
+            *("--model-control-mode=explicit", "--allow-metrics=false"),
+            *("--allow-http=false", "--grpc-port=0", f"--grpc-socket={path}"),
+        ]
+        with log.open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        try:
+            with DaemonClient(Grpc(socket=path)) as client:
+                end_s = time.monotonic() + _START_S
+                while not _is_ready(client):
+                    if process.poll() is not None or time.monotonic() > end_s:
+                        lines = log.read_text(errors="replace").splitlines()[-5:]
+                        text = "the daemon for the measurement did not start:"
+                        raise Unavailable("\n".join([text, *lines]))
+                yield client
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _is_ready(client: DaemonClient) -> bool:
+    try:
+        return client.is_ready()
+    except EdgeServerError:
+        time.sleep(0.1)
+        return False
+
+
+@dataclass(frozen=True)
+class ModelVariant:
+    """Settings of a model; None leaves that one as the repository has it.
+
+    Attributes:
+        delay_us: the longest that a request waits for others of its batch.
+    """
+
+    instances: int | None = None
+    delay_us: int | None = None
+    backend: str | None = None
+
+    def apply(self, base: Any) -> Any:
+        """Return the configuration `base` with these settings."""
+        changed = pb.ModelConfig()
+        changed.CopyFrom(base)
+        if self.backend not in (None, base.backend):
+            # Names of files, accelerators and devices are those of the other backend.
+            for name in ("platform", "default_model_filename", "optimization", "instance_group"):
+                changed.ClearField(name)
+            changed.backend = self.backend
+            if self.backend == "tensorrt":
+                changed.parameters["auto_build"].string_value = "true"
+        if self.instances is not None:
+            # Devices stay.
+            del changed.instance_group[1:]
+            group = next(iter(changed.instance_group), None) or changed.instance_group.add()
+            group.count = self.instances
+        if self.delay_us is not None:
+            changed.dynamic_batching.max_queue_delay_microseconds = self.delay_us
+        return changed
+
+    def snippet(self, base: Any) -> str:
+        """Return what config.pbtxt has in place of the same fields of `base`, in one line."""
+        changed = self.apply(base)
+        for field, value in changed.ListFields():
+            if value == getattr(base, field.name):
+                changed.ClearField(field.name)
+        for group in changed.instance_group:
+            group.ClearField("name")
+        return text_format.MessageToString(changed, as_one_line=True).strip()
+
+
+def variants(
+    config: ModelConfig,
+    instances: Sequence[int],
+    delays_us: Sequence[int],
+    backends: Sequence[str] | None,
+) -> Iterator[ModelVariant]:
+    """Yield the model as it is, and then every combination; no delays of a model that does not
+    batch."""
+    yield ModelVariant()
+    delays: list[int | None] = [None, *delays_us] if config.max_batch_size > 1 else [None]
+    names: Sequence[str | None] = backends or (None,)
+    for backend, count, delay_us in product(names, instances, delays):
+        variant = ModelVariant(count, delay_us, backend)
+        if variant.apply(config.message) != config.message:
+            yield variant
+
+
+def as_json(message: Any) -> str:
+    """Return a configuration as a load request carries it."""
+    return str(json_format.MessageToJson(message, preserving_proto_field_name=True))
+
 
 _HEAD = ("CONCURRENCY", "INFER/S", "MEAN ms", *(f"P{p}" for p in PERCENTILES), "MAX", "REQUESTS")
 _STAGES = ("CONCURRENCY", "MODEL", "REQUESTS", "TOTAL ms", "QUEUE", "INPUT", "INFER", "OUTPUT")

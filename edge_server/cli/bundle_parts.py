@@ -35,7 +35,7 @@ from edge_server.process.masking import (
 )
 from edge_server.repository.store_state import StateFile, stores_here
 from edge_server.repository.verdicts import read_report
-from edge_server.settings.text_file import read_text_file
+from edge_server.settings.read import read_text_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

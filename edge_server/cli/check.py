@@ -22,13 +22,7 @@ from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import LIVE, Camera
 from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri
 from edge_server.daemon.camera_set import calibration_of, source_options
-from edge_server.daemon.parts import (
-    check_recorder,
-    chosen_control,
-    chosen_scheduling,
-    chosen_signatures,
-    python_of,
-)
+from edge_server.daemon.parts import check_recorder, chosen_signatures, models_aside, python_of
 from edge_server.errors import (
     EdgeServerError,
     ModelConfigError,
@@ -37,23 +31,20 @@ from edge_server.errors import (
     Unavailable,
     may_pass,
 )
-from edge_server.gpu.device import Devices
-from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing import TraceFile
 from edge_server.mqtt.broker import address_of, faults_of
 from edge_server.mqtt.clients import try_broker
+from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.process.logs import check_log_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server import settings as chosen
+    from edge_server.inference.data_plane import DataPlane
     from edge_server.lifecycle.control import RepositoryControl
-
-# Time limit for closing the models, in seconds.
-CLOSE_S = 5.0
 
 
 @dataclass
@@ -79,14 +70,8 @@ def check(settings: chosen.Settings) -> Findings:
     """Load the start's models, run each camera's, open cameras, test files, ports and broker."""
     findings = Findings()
     _check_ports(settings, findings)
-    registry = ModelRegistry()
-    scheduling = chosen_scheduling(settings.serving)
-    devices = Devices()
-    control = chosen_control(
-        registry, scheduling, devices, settings.repository, python=python_of(settings)
-    )
-    try:
-        data_plane = DataPlane(registry)
+    models = models_aside(settings.repository, settings.serving, python_of(settings))
+    with models as (control, data_plane):
         faulty_models = _check_models(settings.repository, control, data_plane, findings)
         for name, camera in settings.cameras.items():
             _check_camera(name, camera, data_plane, faulty_models, findings)
@@ -99,10 +84,6 @@ def check(settings: chosen.Settings) -> Findings:
                 findings.well.append(well)
         if settings.mqtt is not None:
             _check_broker(settings.mqtt, settings.device.id, findings)
-    finally:
-        control.close(CLOSE_S)
-        scheduling.close()
-        devices.close()
     return findings
 
 
@@ -262,6 +243,20 @@ def _check_camera(
     if is_well:
         try:
             LanePipeline(camera, data_plane, settings.model, ()).validate()
+            for network, section in settings.networks.items():
+                _check_network(
+                    NetworkPipeline(
+                        name,
+                        network,
+                        section,
+                        data_plane,
+                        (),
+                        shares=FairShares(),
+                        calibration=calibration,
+                    ),
+                    camera,
+                    findings,
+                )
         except (SettingsError, Unavailable) as error:
             findings.note(error)
             is_well = False
@@ -280,6 +275,18 @@ def _check_camera(
     elif is_well:
         shown = masked_uri(settings.uri)
         findings.well.append(f"camera {name}: {shown}: gives frames to {settings.model}")
+
+
+def _check_network(network: NetworkPipeline, camera: Camera, findings: Findings) -> None:
+    try:
+        network.validate(live=camera.is_live)
+    except (SettingsError, Unavailable) as error:
+        findings.note(error)
+    else:
+        findings.well.append(
+            f"camera {camera.name}: network {network.name}: {network.model.name} gives "
+            f"{network.model.task}"
+        )
 
 
 def _check_broker(mqtt: chosen.Mqtt, device: str, findings: Findings) -> None:

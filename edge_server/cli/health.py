@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.api.grpc.client import not_ready_reason
 from edge_server.api.http.scrape import scrape
-from edge_server.cli.running_daemon import settings_of
+from edge_server.cli.run import settings_of
 from edge_server.cli.verbs import OK, UNAVAILABLE, USAGE
 from edge_server.errors import SettingsError, Unavailable
 

@@ -1,32 +1,36 @@
-"""`edge-server infer`: sends one request, and shows what came of it."""
+"""`edge-server infer`: sends one request, and shows what came of it; the inputs of a request: from
+arrays in files, from a picture, or made up."""
 
 from __future__ import annotations
 
 import json
 import time
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from edge_server.cameras.lane_video import draw_lanes
-from edge_server.cameras.recordings import write_picture
-from edge_server.cli.running_daemon import connected, settings_of
-from edge_server.errors import InvalidRequest, ModelConfigError, SourceError
+from edge_server.cameras.recordings import read_picture, write_picture
+from edge_server.cli.run import connected, settings_of
+from edge_server.errors import InvalidRequest, ModelConfigError, NotFound, SourceError
 from edge_server.lanes.types import lanes_from_rows
+from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline.lane_model import LaneTensors
 from edge_server.tensors import DataType
-from edge_server.tools.inputs import config_of, from_picture, read_arrays, read_picture
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from edge_server.api.grpc.client import DaemonClient
     from edge_server.lanes.types import Lane
-    from edge_server.model_config.config import ModelConfig
+    from edge_server.tensors import TensorSpec
 
+Arrays = dict[str, "NDArray[Any]"]
 # Numbers of an output that are printed; of a longer one, the first ones and what they span.
 _MOST_NUMBERS = 24
 
@@ -149,3 +153,151 @@ def _save(
         )
     else:
         write_picture(path, draw_lanes(picture, lanes))
+
+
+def read_arrays(files: Iterable[tuple[str, Path]], config: ModelConfig) -> Arrays:
+    """Return the arrays of `files`, each with a batch dimension where the model wants one.
+
+    Raises:
+        SourceError: a file cannot be read, or is none of numpy's.
+        InvalidRequest: the model has no input of that name.
+    """
+    arrays = {}
+    specs = {spec.name: spec for spec in config.inputs}
+    for name, path in files:
+        if name not in specs:
+            raise InvalidRequest(f"--input {name}: {_inputs_text(config)}")
+        try:
+            # Opened here, as numpy leaves a damaged file open.
+            with path.open("rb") as file:
+                array = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise SourceError(f"{path}: {reason}; write it with numpy.save") from error
+        if not isinstance(array, np.ndarray):
+            raise SourceError(f"{path}: has several arrays; give one .npy file for each input")
+        spec = specs[name]
+        if config.max_batch_size and array.ndim == len(spec.shape):
+            array = array[np.newaxis]
+        arrays[name] = array
+    return arrays
+
+
+def picture_input(config: ModelConfig) -> TensorSpec | None:
+    """Return the one needed input of a model that takes pictures: UINT8, (H, W, 3)."""
+    needed = [spec for spec in config.inputs if not spec.optional]
+    if len(needed) == 1 and needed[0].datatype is DataType.UINT8:
+        shape = needed[0].shape
+        if len(shape) == 3 and shape[2] in (3, -1):
+            return needed[0]
+    return None
+
+
+def from_picture(client: DaemonClient, config: ModelConfig, picture: NDArray[np.uint8]) -> Arrays:
+    """Return the inputs of the model for a picture: itself, or what the steps before the model make
+    of it in an ensemble that the daemon serves.
+
+    Raises:
+        InvalidRequest: the model takes no picture, in no ensemble either.
+    """
+    if (spec := picture_input(config)) is not None:
+        return {spec.name: picture[np.newaxis] if config.max_batch_size else picture}
+    for entry in client.index():
+        if entry.state != "READY":
+            continue
+        ensemble = ModelConfig.of(client.config(entry.name))
+        taker = picture_input(ensemble)
+        if taker is None or all(step.model_name != config.name for step in ensemble.steps):
+            continue
+        image = picture[np.newaxis] if ensemble.max_batch_size else picture
+        return steps_before(client.infer, ensemble, config.name, {taker.name: image})
+    raise InvalidRequest(
+        f"model '{config.name}' takes no picture, and is in no ensemble that does: "
+        f"{_inputs_text(config)}; give --input NAME=FILE.npy"
+    )
+
+
+def steps_before(
+    infer: Callable[[str, Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]],
+    ensemble: ModelConfig,
+    model: str,
+    known: Arrays,
+) -> Arrays:
+    """Return the inputs of the step `model` of an ensemble, by running the steps before it.
+
+    Args:
+        infer: runs a model.
+        known: the ensemble's inputs; gets the tensors of the steps that were run.
+    """
+
+    def tensor(name: str) -> NDArray[Any]:
+        if name not in known:
+            step = next(each for each in ensemble.steps if name in each.output_map.values())
+            outputs = infer(step.model_name, {i: tensor(t) for i, t in step.input_map.items()})
+            known.update({t: outputs[o] for o, t in step.output_map.items()})
+        return known[name]
+
+    (last, *_) = (step for step in ensemble.steps if step.model_name == model)
+    return {name: tensor(mapped) for name, mapped in last.input_map.items()}
+
+
+def made_up(config: ModelConfig, batch: int, shapes: Mapping[str, Sequence[int]]) -> Arrays:
+    """Return made-up inputs: numbers from 0 to 1, of bytes from 0 to 255, the same in each run.
+
+    Args:
+        shapes: input → its shape without the batch dimension, where the model leaves it open.
+
+    Raises:
+        InvalidRequest: an open dimension was not given; the text names the flag.
+    """
+    random = np.random.default_rng(7)
+    arrays: Arrays = {}
+    for spec in config.inputs:
+        shape = tuple(shapes.get(spec.name, spec.shape))
+        if spec.optional and spec.name not in shapes:
+            continue
+        if -1 in shape:
+            open_shape = ",".join("N" if size < 0 else str(size) for size in shape)
+            raise InvalidRequest(
+                f"input '{spec.name}' of model '{config.name}' has a shape of {list(shape)}: give "
+                f"--shape {spec.name}:{open_shape}"
+            )
+        full = (batch, *shape) if config.max_batch_size else shape
+        arrays[spec.name] = _numbers(random, full, spec.datatype)
+    return arrays
+
+
+def _numbers(
+    random: np.random.Generator, shape: tuple[int, ...], datatype: DataType
+) -> NDArray[Any]:
+    if datatype is DataType.BYTES:
+        return np.full(shape, b"text", np.object_)
+    if datatype is DataType.BF16:
+        # The upper half of a float32.
+        bits = random.random(shape, np.float32).view(np.uint32) >> 16
+        return bits.astype("<u2").view(datatype.numpy)
+    if datatype.numpy.kind == "f":
+        return random.random(shape, np.float32).astype(datatype.numpy)
+    most = 256 if datatype is DataType.UINT8 else 2
+    return random.integers(0, most, shape).astype(datatype.numpy)
+
+
+def config_of(client: DaemonClient, model: str) -> ModelConfig:
+    """Return the configuration of a loaded model.
+
+    Raises:
+        NotFound: there is no such model, or it is not loaded; the text has the reason.
+    """
+    entries = [entry for entry in client.index() if entry.name == model]
+    if not entries:
+        there = ", ".join(sorted({entry.name for entry in client.index()})) or "none"
+        raise NotFound(f"no model '{model}'; there are: {there}")
+    if all(entry.state != "READY" for entry in entries):
+        states = "; ".join(f"version {e.version} {e.state}: {e.reason}" for e in entries)
+        raise NotFound(f"model '{model}' is not ready: {states}")
+    return ModelConfig.of(client.config(model))
+
+
+def _inputs_text(config: ModelConfig) -> str:
+    specs = (f"{each.name} {each.datatype.value} {list(each.shape)}" for each in config.inputs)
+    return f"its inputs are {', '.join(specs)}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -80,9 +82,6 @@ class Listing:
     inventories: list[Inventory]
     verdicts: dict[str, Verdict] | None
     quarantined: list[Held]
-
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
 
 
 def local_listing(repository: Path, store: Path | None = None, name: str = "") -> Listing:
@@ -381,7 +380,7 @@ def _placed(repository: Path, done: Delivery, arguments: argparse.Namespace) -> 
 
 
 def _waiting(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments of `_takes_waiting` again, for the same verb on another machine."""
+    """Return the flags of `@waiting` again, for the same verb on another machine."""
     flags = {"--wait": arguments.wait, "--no-wait": arguments.no_wait}
     flags["--until-passed"] = arguments.until_passed
     given = [flag for flag, is_given in flags.items() if is_given]
@@ -431,7 +430,7 @@ def show(arguments: argparse.Namespace) -> int:
     else:
         listing = remote_listing(repository, arguments.store, name)
     if arguments.inventory is not None:
-        sys.stdout.buffer.write(listing.encode())
+        sys.stdout.buffer.write(msgspec.json.encode(listing))
         return OK
     found = rows(listing, arguments.key)
     if arguments.json:
@@ -485,6 +484,38 @@ def undo_push(arguments: argparse.Namespace) -> int:
         print(f"{name}: is what it was before in {repository}")
     digest = take_inventory(repository, name).content.digest
     return await_verdict(repository, name, digest, placed_ns, arguments)
+
+
+def promote(arguments: argparse.Namespace) -> int:
+    repository, name = repository_at(arguments.to, arguments.ssh), arguments.name
+    served = vars(arguments)["as"] or ""
+    if not isinstance(repository, Path):
+        given = [*(["--force"] if arguments.force else []), *([f"--as={served}"] if served else [])]
+        to = ["--to", repository.directory]
+        repository.run("promote", name, *to, *given, *_waiting(arguments))
+        return OK
+    inventory = take_inventory(repository, name)
+    if inventory.fault:
+        raise ModelConfigError(inventory.fault)
+    verdict = (verdicts_on(repository, arguments.store) or {}).get(name, Verdict())
+    is_judged = verdict.serves == inventory.content.digest
+    found = verdict.candidate if is_judged else ""
+    if not (arguments.force or found.startswith("good: ")):
+        why = found or "the daemon has compared nothing of it; give a network of a camera shadow_of"
+        print(f"edge-server: {name}: no good verdict: {why}", file=sys.stderr)
+        return FAILED
+    served = served or verdict.candidate_of
+    if not is_model_name(served):
+        raise SettingsError(f"{name}: whose place it takes is not known: give --as MODEL")
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / served
+        shutil.copytree(repository / name, copy, ignore=shutil.ignore_patterns(*ABOUT_CONTENT))
+        config = copy / "config.pbtxt"
+        if config.exists():
+            named = re.compile(rf'^(\s*name\s*:\s*)"{re.escape(name)}"', re.MULTILINE)
+            config.write_text(named.sub(rf'\1"{served}"', config.read_text(), count=1))
+        done = receive(repository, pack(copy).entries())
+    return _placed(repository, done, arguments)
 
 
 def sign(arguments: argparse.Namespace) -> int:

@@ -30,9 +30,8 @@ from edge_server.errors import SettingsError, Unavailable
 from edge_server.mqtt.broker import faults_of
 from edge_server.process.disk import atomic_write
 from edge_server.settings import CameraSection, read_settings
-from edge_server.settings.mistakes import value_mistake
+from edge_server.settings.read import parse_toml, value_mistake
 from edge_server.settings.sections import Name, Port, Section
-from edge_server.settings.text_file import parse_toml
 
 if TYPE_CHECKING:
     import argparse

@@ -1,4 +1,5 @@
-"""`edge-server run`, `check` and `demo`: the settings of a command line, and signals.
+"""`edge-server run`, `check` and `demo`: the settings of a command line, and signals; and how other
+verbs reach the daemon that runs on this machine.
 
 Nothing heavy is imported before the signals are handled.
 """
@@ -10,25 +11,32 @@ import os
 import pwd
 import signal
 import threading
+from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
 from edge_server.cli.flags.parser import choose
 from edge_server.cli.flags.values import address
-from edge_server.cli.running_daemon import INSTALLED
 from edge_server.cli.verbs import OK, report
 from edge_server.process.logs import end_logging, set_up_logging
 from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
+    from edge_server.api.grpc.client import DaemonClient
     from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
+
+INSTALLED = Path("/etc/edge_server/config.toml")
+REMEDY = (
+    "is the daemon running? `systemctl status edge-server` says why it is not; --config FILE names "
+    "the settings of another one, --grpc and --metrics its addresses"
+)
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
@@ -204,3 +212,52 @@ def run_check(arguments: argparse.Namespace) -> int:
     if findings.faults:
         code = report(errors.SettingsError("\n".join(findings.faults)))
     return code
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Return the settings of the running daemon, with the addresses of the flags.
+
+    Raises:
+        SettingsError: the file or an address is wrong.
+    """
+    from msgspec.structs import replace
+
+    from edge_server.settings import Grpc, Metrics, read_settings
+
+    config = arguments.config or (INSTALLED if INSTALLED.is_file() else None)
+    settings = read_settings(config, {})
+    # Neither certificate nor header of the settings belongs to another address.
+    if given := getattr(arguments, "grpc", None):
+        if "/" in given:
+            settings = replace(settings, grpc=Grpc(socket=given))
+        else:
+            grpc = Grpc(**_tcp("--grpc", given), insecure=True, control="off")
+            settings = replace(settings, grpc=grpc)
+    if given := getattr(arguments, "metrics", None):
+        settings = replace(settings, metrics=Metrics(**_tcp("--metrics", given), insecure=True))
+    return settings
+
+
+def _tcp(flag: str, given: str) -> dict[str, Any]:
+    try:
+        return address(given)
+    except ValueError as error:
+        raise errors.SettingsError(f"{flag} {given}: {error}") from None
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[DaemonClient]:
+    """Yield a client of the daemon, which has responded to a first call.
+
+    Raises:
+        Unavailable: it does not respond; the text has the remedy.
+        SettingsError: no side of it can be called.
+    """
+    from edge_server.api.grpc.client import DaemonClient
+
+    with DaemonClient(settings.grpc) as client:
+        try:
+            client.server()
+        except (errors.Unavailable, errors.DeadlineExceeded) as error:
+            raise errors.Unavailable(f"gRPC at {client.target}: {error}; {REMEDY}") from error
+        yield client

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edge_server.board.board import read_board
-from edge_server.cli.running_daemon import settings_of
+from edge_server.cli.run import settings_of
 from edge_server.cli.status_report import DaemonSampler, make_report
 from edge_server.cli.tables import UNKNOWN, duration_text, number, size_text, table
 from edge_server.errors import Unavailable

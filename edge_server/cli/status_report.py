@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge_server.api.grpc.client import DaemonClient
 from edge_server.api.http.scrape import scrape
 from edge_server.board.resources import listed
-from edge_server.cli.running_daemon import REMEDY
+from edge_server.cli.run import REMEDY
 from edge_server.errors import EdgeServerError, SettingsError, Unavailable
 from edge_server.inference.registry import UNLOADED
 from edge_server.process.disk import states_here

@@ -22,7 +22,7 @@ from edge_server.board.watch import HTTP_CLOSED, NO_GPU, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
 from edge_server.daemon.parts import directories_of, free_space
 from edge_server.daemon.reload import SettingsReload, live_parts
-from edge_server.daemon.status import LOOK_S, REST_S, StatusLine, StatusReport
+from edge_server.daemon.status import LOOK_S, REST_S, StatusReport
 from edge_server.errors import EdgeServerError, Reason, StageStuck
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.lifecycle.control import PollControl
@@ -91,6 +91,7 @@ class Daemon:
             LaneSources(
                 identity,
                 lanes.feed,
+                lanes.networks,
                 lanes.events,
                 lanes.vehicle,
                 pipelines,
@@ -120,7 +121,7 @@ class Daemon:
             pipelines,
             lanes.publisher,
             board=lanes.board,
-            line=StatusLine(self.data_plane, pipelines, lanes.publisher, lanes.rate, self._reload),
+            rate=lanes.rate,
             reload=self._reload,
             free_bytes=disks,
             events=lanes.events,

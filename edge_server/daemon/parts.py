@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +14,11 @@ from edge_server.board.board import is_jetson
 from edge_server.board.installation import missing
 from edge_server.board.resources import nearest_directory
 from edge_server.errors import SettingsError
+from edge_server.gpu.device import Devices
 from edge_server.inference.canary_monitor import CanaryTerms
-from edge_server.inference.data_plane import BoundedControl, LiveModels
+from edge_server.inference.data_plane import BoundedControl, DataPlane, LiveModels
 from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
+from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import LatencyMetrics
 from edge_server.lanes.departure import DepartureRule
@@ -28,8 +30,8 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments
 from edge_server.model_config.config import Completion
+from edge_server.pipeline.contracts import check_replacement
 from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.lane_model import check_replacement
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
 from edge_server.process.disk import free_bytes, state_directory
 from edge_server.process.utf8 import is_utf8, shown
@@ -37,24 +39,26 @@ from edge_server.repository.content import PrivateCopies, PrivateDirectory
 from edge_server.repository.manifest import SignaturePolicy
 from edge_server.repository.scan import Repositories
 from edge_server.repository.store import ModelStore
-from edge_server.settings import Metrics, Python
+from edge_server.settings import Metrics, Python, Serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
-    from edge_server.gpu.device import Devices
     from edge_server.inference.otlp import SpanSender
-    from edge_server.inference.registry import ModelRegistry
+    from edge_server.lifecycle.loader import ModelSource
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
-    from edge_server.settings import Repository, Serving, Settings
+    from edge_server.settings import Repository, Settings
 
 # A model that loads others waits in a thread of its own, and the loaded ones may load others.
 _LOADS_BY_MODELS = 16
 _ANY_PYTHON = Python()
 _ANY_METRICS = Metrics()
+_ANY_SERVING = Serving()
+# For the models of `models_aside`.
+_CLOSE_S = 5.0
 
 
 def chosen_scheduling(settings: Serving, metrics: Metrics = _ANY_METRICS) -> Scheduling:
@@ -139,15 +143,10 @@ def chosen_control(
         take_down=settings.incompatible_member == "take_down",
         interface=InterfaceRule(camera_models, check_replacement),
     )
+    source = Repositories(_paths(settings), PrivateCopies(private).copy)
+    completion = chosen_completion(settings, devices, python)
     control = RepositoryControl(
-        RepositoryLoader(
-            lifecycle,
-            Repositories(_paths(settings), PrivateCopies(private).copy),
-            completion=chosen_completion(settings, devices, python),
-            load_threads=settings.load_threads,
-            load_retries=settings.load_retries,
-            signatures=chosen_signatures(settings),
-        ),
+        _loader(lifecycle, source, settings, completion, chosen_signatures(settings)),
         explicit=settings.mode == "explicit",
         load=settings.load,
         # The daemon starts anew when the GPU comes.
@@ -156,6 +155,38 @@ def chosen_control(
     )
     server_context.control = BoundedControl(control, _LOADS_BY_MODELS)
     return control
+
+
+@contextmanager
+def models_aside(
+    settings: Repository, serving: Serving = _ANY_SERVING, python: Python = _ANY_PYTHON
+) -> Iterator[tuple[RepositoryControl, DataPlane]]:
+    """Yield a control and a data plane of models that nothing else uses, closed at the end."""
+    registry, devices, scheduling = ModelRegistry(), Devices(), chosen_scheduling(serving)
+    control = chosen_control(registry, scheduling, devices, settings, python=python)
+    try:
+        yield control, DataPlane(registry)
+    finally:
+        control.close(_CLOSE_S)
+        scheduling.close()
+        devices.close()
+
+
+def _loader(
+    lifecycle: ModelLifecycle,
+    source: ModelSource,
+    settings: Repository,
+    completion: Completion,
+    signatures: SignaturePolicy,
+) -> RepositoryLoader:
+    return RepositoryLoader(
+        lifecycle,
+        source,
+        completion=completion,
+        load_threads=settings.load_threads,
+        load_retries=settings.load_retries,
+        signatures=signatures,
+    )
 
 
 def _paths(settings: Repository) -> list[Path]:
@@ -209,16 +240,9 @@ def following_control(
         take_down=settings.incompatible_member == "take_down",
         interface=InterfaceRule(camera_models, check_replacement, deployments.has_served),
     )
-    loader = RepositoryLoader(
-        lifecycle,
-        deployments,
-        completion=chosen_completion(settings, devices, python),
-        load_threads=settings.load_threads,
-        load_retries=settings.load_retries,
-        signatures=signatures,
-    )
+    completion = chosen_completion(settings, devices, python)
     return PollControl(
-        loader,
+        _loader(lifecycle, deployments, settings, completion, signatures),
         deployments,
         paths,
         poll_s=settings.poll_s,

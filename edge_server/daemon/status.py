@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edge_server.errors import Reason
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import ModelEntry
+    from edge_server.lanes.agreement import LaneVerdict
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
     from edge_server.pipeline.event_log import EventLog
@@ -45,6 +46,7 @@ class DeviceEvents:
     def __init__(self, log: EventLog) -> None:
         self._lasting = LastingEvents(log)
         self._models: dict[str, ModelEntry] = {}  # the newest version that serves
+        self._verdicts: dict[tuple[str, str], str] = {}
 
     def see_cameras(self, statuses: Mapping[str, CameraStatus]) -> None:
         """Put what has changed of the present cameras; of those that are gone, their faults end."""
@@ -63,6 +65,17 @@ class DeviceEvents:
             self._lasting.end(name, _event("camera", before, text, camera=name))
             if fault:
                 self._lasting.begin(name, _event("camera", fault, status.text, camera=name))
+
+    def see_verdict(self, camera: str, model: str, verdict: LaneVerdict | None) -> None:
+        """Put that a candidate for the camera's lanes has become good, or worse, than those."""
+        before, outcome = self._verdicts.get((camera, model)), "watching"
+        if verdict is not None:
+            outcome = verdict.outcome
+        self._verdicts[camera, model] = outcome
+        if verdict is not None and outcome not in ("watching", before):
+            cause = f"candidate_{outcome}"
+            event = _event("model", cause, verdict.text, camera=camera, model=model)
+            self._lasting.put(event)
 
     def see_device(self, reasons: Iterable[Reason]) -> None:
         """Put what degrades all lanes: the reasons that begin and end."""
@@ -150,53 +163,40 @@ class LaneRate:
         return self._shown_hz
 
 
-class StatusLine:
-    """Writes the line. It changes where a state does: durations and rates are in coarse steps.
-
-    Args:
-        data_plane, pipelines, publisher, rate: are read at each call.
+def status_line(
+    entries: Sequence[ModelEntry],
+    pipelines: Sequence[LanePipeline],
+    broker: str,
+    rate: LaneRate,
+    reload: SettingsReload | None = None,
+    *,
+    now: float,
+) -> str:
+    """Return the line at `now`, `time.monotonic()`. It changes where a state does: durations and
+    rates are in coarse steps.
     """
-
-    def __init__(
-        self,
-        data_plane: DataPlane,
-        pipelines: Sequence[LanePipeline],
-        publisher: Publisher,
-        rate: LaneRate,
-        reload: SettingsReload | None = None,
-    ) -> None:
-        self._data_plane = data_plane
-        self._pipelines = pipelines
-        self._publisher = publisher
-        self._rate = rate
-        self._reload = reload
-
-    def text(self, now: float) -> str:
-        """Return the line at `now`, `time.monotonic()`."""
-        entries = self._data_plane.index(only_ready=False)
-        ready = {entry.name for entry in entries if entry.state is ModelState.READY}
-        failed = {
-            entry.name: _short(entry.reason)
-            for entry in entries
-            if entry.name not in ready and entry.reason != UNLOADED
-        }
-        models = _some("model", len(ready), len(ready) + len(failed), failed)
-        if degraded := [e.name for e in entries if e.configuration and e.configuration.degraded]:
-            models += f" ({', '.join(degraded)} degraded)"
-        pipelines = tuple(self._pipelines)
-        faults = {p.camera.name: fault for p in pipelines if (fault := _fault(p, now))}
-        working = sum(p.camera.status.usable and not p.failure for p in pipelines)
-        cameras = _some("camera", working, len(pipelines), faults) if pipelines else "no camera"
-        line = f"serving {models}, {cameras}, broker {self._publisher.state}"
-        if pipelines and (rate_hz := self._rate.shown_hz(now)) is not None:
-            line += f", {rate_hz:.{0 if rate_hz >= 10 else 1}f} lanes/s"
-        if (reload := self._reload) is not None:
-            if reload.restart_needed:
-                line += f"; restart needed for {', '.join(reload.restart_needed)}"
-            if reload.fault:
-                line += f"; settings not reloaded: {reload.fault[: 2 * _LONGEST_REASON]}"
-        # systemd reads a second line as another assignment.
-        return line.replace("\n", " ")
+    ready = {entry.name for entry in entries if entry.state is ModelState.READY}
+    failed = {
+        entry.name: _short(entry.reason)
+        for entry in entries
+        if entry.name not in ready and entry.reason != UNLOADED
+    }
+    models = _some("model", len(ready), len(ready) + len(failed), failed)
+    if degraded := [e.name for e in entries if e.configuration and e.configuration.degraded]:
+        models += f" ({', '.join(degraded)} degraded)"
+    faults = {p.camera.name: fault for p in pipelines if (fault := _fault(p, now))}
+    working = sum(p.camera.status.usable and not p.failure for p in pipelines)
+    cameras = _some("camera", working, len(pipelines), faults) if pipelines else "no camera"
+    line = f"serving {models}, {cameras}, broker {broker}"
+    if pipelines and (rate_hz := rate.shown_hz(now)) is not None:
+        line += f", {rate_hz:.{0 if rate_hz >= 10 else 1}f} lanes/s"
+    if reload is not None:
+        if reload.restart_needed:
+            line += f"; restart needed for {', '.join(reload.restart_needed)}"
+        if reload.fault:
+            line += f"; settings not reloaded: {reload.fault[: 2 * _LONGEST_REASON]}"
+    # systemd reads a second line as another assignment.
+    return line.replace("\n", " ")
 
 
 def _some(word: str, working: int, all_: int, faults: Mapping[str, str]) -> str:
@@ -213,7 +213,10 @@ def _fault(pipeline: LanePipeline, now: float) -> str:
     status = pipeline.camera.status
     if status.state is not CameraState.LIVE:
         return f"{spelt(status)}{_duration(now - status.since_mono_ns / 1e9)}"
-    return f"no lanes: {_short(pipeline.failure)}" if pipeline.failure else ""
+    if pipeline.failure:
+        return f"no lanes: {_short(pipeline.failure)}"
+    failing = ((each.name, each.failure) for each in pipeline.networks if each.failure)
+    return next((f"network {name}: {_short(text)}" for name, text in failing), "")
 
 
 def spelt(status: CameraStatus) -> str:
@@ -268,7 +271,7 @@ class StatusReport:
         publisher: Publisher,
         *,
         board: BoardWatch,
-        line: StatusLine,
+        rate: LaneRate,
         reload: SettingsReload | None,
         events: EventLog,
         free_bytes: Callable[[], Mapping[str, int]],
@@ -281,9 +284,10 @@ class StatusReport:
         self._pipelines = pipelines
         self._publisher = publisher
         self._reload = reload
-        self._line = line
+        self._rate = rate
         self._notified = ""
         self._cameras: set[str] = set()  # that have topics
+        self._shadows: set[tuple[str, str]] = set()  # likewise
         self._reported: dict[str, tuple[object, ...]] = {}
         self._faults: dict[str, str] = {}
         self._update = RecordFile(state_directory())
@@ -356,16 +360,51 @@ class StatusReport:
                 no_lanes.append(name)
             calibration = self._publisher.publish_calibration
             self._attempt(f"calibration {name}", calibration, name, pipeline.calibration)
+            # Faults of other networks by their words alone: numbers change with every frame.
+            networks = tuple(
+                (each.name, each.failure.partition(":")[0]) for each in pipeline.networks
+            )
             # With the number of steps of the clock: `since` is published anew after one.
-            values = pipeline, status, failure, device.clock_steps
+            values = pipeline, status, failure, networks, device.clock_steps
             self._attempt(f"camera {name}", self._publish_camera, *values)
+        self._report_verdicts(pipelines)
         self._attempt("camera events", self._events.see_cameras, statuses)
         reload = self._reload
         waits = ((), "") if reload is None else (tuple(reload.restart_needed), reload.fault)
         self._attempt("online", self._publish_online, tuple(no_lanes), *waits)
 
+    def _report_verdicts(self, pipelines: Sequence[LanePipeline]) -> None:
+        """Publish the verdicts on candidates for lanes, and give them to the store."""
+        shadows = {
+            (pipeline.camera.name, network.name): network
+            for pipeline in pipelines
+            for network in pipeline.networks
+            if network.section.shadow_of is not None
+        }
+        for camera, name in self._shadows - shadows.keys():
+            self._reported.pop(f"verdict {camera}/{name}", None)
+            self._publisher.publish_verdict(camera, name, "", "", None)
+        self._shadows = set(shadows)
+        for (camera, name), network in shadows.items():
+            model, verdict = network.section.model, network.verdict
+            what = f"{camera}/{name}"
+            publish = self._publisher.publish_verdict
+            self._attempt(f"verdict {what}", publish, camera, name, model, network.served, verdict)
+            self._attempt(f"judged {what}", self._judged, camera, model, network.served, verdict)
+
+    def _judged(self, camera: str, model: str, served: str, verdict: LaneVerdict | None) -> None:
+        self._events.see_verdict(camera, model, verdict)
+        if isinstance(self._control, PollControl):
+            text = "" if verdict is None else f"{verdict.outcome}: {verdict.text}"
+            self._control.judge(model, served, text)
+
     def _publish_camera(
-        self, pipeline: LanePipeline, status: CameraStatus, failure: str, _clock_steps: int
+        self,
+        pipeline: LanePipeline,
+        status: CameraStatus,
+        failure: str,
+        _networks: object,
+        _clock_steps: int,
     ) -> None:
         age_s = pipeline.camera.last_frame_age_s(time.monotonic())
         reason, text = pipeline.fault
@@ -378,6 +417,7 @@ class StatusReport:
             text=text,
             # By the wall clock of now: that of then may have been in 1970.
             since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
+            networks={each.name: each.failure for each in pipeline.networks},
         )
 
     def _publish_online(
@@ -416,7 +456,10 @@ class StatusReport:
     def _status(self, device: DeviceReport) -> str:
         # The words alone: a temperature beside them would change the line again and again.
         board = "".join(f"; {reason.code}" for reason in device.reasons)
-        return self._line.text(time.monotonic()) + board
+        entries, now = self._data_plane.index(only_ready=False), time.monotonic()
+        broker = self._publisher.state
+        pipelines, reload = tuple(self._pipelines), self._reload
+        return status_line(entries, pipelines, broker, self._rate, reload, now=now) + board
 
     def _attempt(self, what: str, report: Callable[..., object], *values: object) -> None:
         """Report `values` where they differ from the last ones of `what` that were reported."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import posixpath
 import threading
 import time
 from dataclasses import dataclass
@@ -130,12 +129,7 @@ class DataPlane:
         return ModelMetadata(loaded.config, versions)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        entries = self._registry.snapshot.entries
-        return [
-            entry
-            for _, entry in sorted(entries.items())
-            if entry.state is ModelState.READY or not only_ready
-        ]
+        return self._registry.snapshot.index(only_ready=only_ready)
 
 
 def _keeps_waiting(entry: ModelEntry) -> bool:
@@ -264,15 +258,9 @@ class LiveModels:
 
 
 def path_in_model(key: str) -> str:
-    """Return the path within a model's directory that the load parameter `file:<path>` names; raise
-    InvalidRequest where it names none (Triton's texts).
+    """Return the path that the load parameter `file:<path>` names, which may lead anywhere; raise
+    InvalidRequest for another parameter (Triton's text).
     """
     if not key.startswith(_FILE):
         raise InvalidRequest(f"unrecognized load parameter '{key}'.")
-    path = posixpath.normpath(key.removeprefix(_FILE))
-    if path in (".", "..") or path.startswith(("../", "/")) or "\0" in path:
-        raise InvalidRequest(
-            f"Invalid file parameter '{key}' with normalized path '{path}' must stay within model "
-            "directory."
-        )
-    return path
+    return key.removeprefix(_FILE)

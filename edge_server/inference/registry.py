@@ -233,13 +233,13 @@ class Snapshot:
         keep: Callable[[Snapshot], RetainedSnapshot] | None = None,
     ) -> None:
         self._keep = keep
-        self.entries = MappingProxyType(dict(entries))
+        self.entries = MappingProxyType(dict(sorted(entries.items())))
         by_name: dict[str, dict[int, ModelEntry]] = {}
-        for (name, version), entry in sorted(self.entries.items()):
+        for (name, version), entry in self.entries.items():
             by_name.setdefault(name, {})[version] = entry
         self._by_name = by_name
         # The highest READY version by name.
-        self._latest = {e.name: e.loaded for _, e in sorted(self.entries.items()) if e.loaded}
+        self._latest = {e.name: e.loaded for e in self.entries.values() if e.loaded}
 
     def infer(self, request: InferRequest) -> InferResponse:
         """Run a request on its model; raise as `find`, `check_request` and `Scheduler.infer`."""
@@ -295,6 +295,11 @@ class Snapshot:
         if entry.loaded is None:
             raise Unavailable(f"{unknown} version {number} is not at ready state")
         return entry.loaded
+
+    def index(self, *, only_ready: bool) -> list[ModelEntry]:
+        """Return every known model version, sorted by name and version."""
+        entries = self.entries.values()
+        return [e for e in entries if e.state is ModelState.READY or not only_ready]
 
     def model_ready(self, name: str, version: str) -> bool:
         """Whether the model can respond; an unknown model is not ready. Raises InvalidRequest as

@@ -170,7 +170,7 @@ class RepositoryControl:
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
         """See `ModelControl.index`; in mode EXPLICIT the index also lists the models on disk."""
-        entries = self._loader.table.index(only_ready=only_ready)
+        entries = self._loader.table.registry.snapshot.index(only_ready=only_ready)
         if self._explicit and not only_ready:
             known = {entry.name for entry in entries}
             on_disk = self._loader.source.names()
@@ -374,11 +374,15 @@ class PollControl:
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
         """See `ModelControl.index`."""
-        return self._table.index(only_ready=only_ready)
+        return self._table.registry.snapshot.index(only_ready=only_ready)
 
     def poll_age_s(self, now: float) -> float:
         """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
         return now - self._scanned_s
+
+    def judge(self, model: str, served: str, text: str) -> None:
+        """Note what was found of a candidate's lanes, for `models promote`."""
+        self._deployments.judge(model, served, text)
 
     def outcomes(self) -> dict[str, int]:
         return self._deployments.outcomes()

@@ -19,7 +19,7 @@ from edge_server.lifecycle.model_spec import CanaryRun, KeptPredecessor, LoadedV
 from edge_server.lifecycle.records import copy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from edge_server.inference.registry import LoadedModel
@@ -103,10 +103,10 @@ class ModelLifecycle:
         take_down: bool = False,
         interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
-        self.table = self._table = table
+        self.table = table
         self.build = build or Build()
         self._terms = terms
-        self.outcomes = self._outcomes = outcomes
+        self.outcomes = outcomes
         self._take_down = take_down
         self._interface = interface
         # What was unloaded while it loaded; the lock of the table guards it.
@@ -121,32 +121,32 @@ class ModelLifecycle:
         Raises: Unavailable: the lifecycle has ended."""
         due: dict[str, ModelSpec | LoadFailure] = {}
         changed = []
-        with self._table.lock:
-            if self._table.over:
+        with self.table.lock:
+            if self.table.over:
                 raise Unavailable("Server exiting")
             for name, read in found.items():
                 if isinstance(read, LoadFailure):
                     due[name] = read
                     continue
-                record = self._table[name]
+                record = self.table[name]
                 if record.begin(read, explicit=name in explicit):
                     due[name] = read
                 if record.is_loading or name not in due:
                     changed.append(name)
-            self._table.publish(changed)
+            self.table.publish(changed)
         return due
 
     def expects(self, model_spec: ModelSpec) -> bool:
         """Whether the load of `model_spec` would be published if it ended now."""
-        with self._table.lock:
-            record = self._table.get(model_spec.name)
-            return not self._table.over and model_spec in record.specs
+        with self.table.lock:
+            record = self.table.get(model_spec.name)
+            return not self.table.over and model_spec in record.specs
 
     def report_progress(self, name: str, text: str) -> None:
         """Report the progress of the load of `name` on the index; without a load do nothing."""
-        with self._table.lock:
-            if self._table.get(name).report_progress(text):
-                self._table.registry.give_reason(name, text)
+        with self.table.lock:
+            if self.table.get(name).report_progress(text):
+                self.table.registry.give_reason(name, text)
 
     def publish(
         self, results: Mapping[str, LoadedVersions | LoadFailure]
@@ -162,38 +162,38 @@ class ModelLifecycle:
         outdated: dict[str, LoadFailure] = {}
         failed: dict[str, LoadFailure] = {}
         offered: dict[str, LoadedVersions] = {}
-        with self._table.lock:
+        with self.table.lock:
             for name, result in results.items():
                 spec = result.model_spec
-                if spec is not None and spec not in self._table.get(name).specs:
+                if spec is not None and spec not in self.table.get(name).specs:
                     outdated.update(self._overtaken(spec, result))
                 elif isinstance(result, LoadFailure):
                     failed[name] = result
                 else:
                     offered[name] = result
-            for model_spec in self._table.waiting(results.keys()):
+            for model_spec in self.table.waiting(results.keys()):
                 offered.setdefault(model_spec.name, LoadedVersions(model_spec))
             failed.update(self._breaking(offered))
             offered = {name: each for name, each in offered.items() if name not in failed}
-            found = self._table.fit(offered, failed, take_down=self._take_down)
+            found = self.table.fit(offered, failed, take_down=self._take_down)
             for name, error in found.refused.items():
                 spec = offered.pop(name).model_spec
                 failed[name] = LoadFailure(error, model_spec=spec, misfit=True)
             names = found.ensembles.keys() | found.taken_down.keys()
-            former = {n: each for n in names if (each := self._table.get(n).spec) is not None}
+            former = {n: each for n in names if (each := self.table.get(n).spec) is not None}
             changed = self._take_down_misfits(found)
-            for built in self._made(offered, found):
+            for built in self._ordered(offered, found):
                 name = built.model_spec.name
-                self._table[name].serve(self._with_canary(built, former))
+                self.table[name].serve(self._with_canary(built, former))
                 changed.add(name)
             for name, failure in failed.items():
-                record = self._table[name]
+                record = self.table[name]
                 if name in results or record.is_loading:
                     record.fail(failure)
                     changed.add(name)
                 elif name in changed:
                     record.reason = failure.reason
-            self._table.publish(changed)
+            self.table.publish(changed)
         for name, result in results.items():
             if isinstance(result, LoadedVersions) and offered.get(name) is not result:
                 result.close()
@@ -208,28 +208,28 @@ class ModelLifecycle:
         Args: with_members: also unload the members that were not requested by name and that no
             other ensemble uses.
         """
-        with self._table.lock:
-            coming = {record.name: record.coming for record in self._table}
-            gone, changed = self._table.unload(name, with_members=with_members)
-            found = (coming.get(each) for each in gone if self._table.get(each).coming is None)
+        with self.table.lock:
+            coming = {record.name: record.coming for record in self.table}
+            gone, changed = self.table.unload(name, with_members=with_members)
+            found = (coming.get(each) for each in gone if self.table.get(each).coming is None)
             self._unloaded.update(spec for spec in found if spec is not None)
             self.end_canaries(gone)
             for each in changed:
                 log.info("model %s: unloading", each)
-            self._table.publish(changed)
+            self.table.publish(changed)
 
     def end(self, timeout_s: float = 5.0) -> None:
         """Clear the desired state and the registry for good; loads in progress are closed, and runs
         of requests that still go on are ended where their backends can do that."""
         until = time.monotonic() + timeout_s
-        with self._table.lock:
-            self._table.end()
-        if not self._table.registry.clear(timeout_s):
+        with self.table.lock:
+            self.table.end()
+        if not self.table.registry.clear(timeout_s):
             log.warning("models: still closing after %.1f s", timeout_s)
         # A run of ONNX Runtime that goes on while the interpreter exits aborts the process.
-        for loaded in self._table.registry.models_in_use():
+        for loaded in self.table.registry.models_in_use():
             interrupt(loaded.model)
-        with self._table.lock:
+        with self.table.lock:
             canaries = list(self._canaries)
         for run in canaries:
             run.monitor.stop()
@@ -239,22 +239,22 @@ class ModelLifecycle:
     def fall_back(self, model_spec: ModelSpec, stand_in: ModelSpec | None) -> bool:
         """Load `stand_in`, or nothing, where `model_spec` was loading; return False if that load is
         outdated."""
-        with self._table.lock:
-            record = self._table.get(model_spec.name)
+        with self.table.lock:
+            record = self.table.get(model_spec.name)
             is_loading = record.coming is model_spec
             if is_loading:
                 record.coming = stand_in
             return is_loading
 
     def serves(self, model_spec: ModelSpec) -> bool:
-        with self._table.lock:
-            return self._table.get(model_spec.name).spec is model_spec and not self._table.over
+        with self.table.lock:
+            return self.table.get(model_spec.name).spec is model_spec and not self.table.over
 
     def begin_take_over(self, stand_in: ModelSpec, preferred: ModelSpec) -> bool:
         """Let `preferred` load beside `stand_in`; return False if that does not serve any more, or
         something else loads."""
-        with self._table.lock:
-            record = self._table.get(stand_in.name)
+        with self.table.lock:
+            record = self.table.get(stand_in.name)
             may = self.serves(stand_in) and record.coming is None
             if may:
                 record.coming = preferred
@@ -263,21 +263,21 @@ class ModelLifecycle:
     def report_shortfall(self, stand_in: ModelSpec, text: str) -> bool:
         """Report why `stand_in` serves, and how far what it stands in for is; return whether that
         is news."""
-        with self._table.lock:
-            record = self._table.get(stand_in.name)
+        with self.table.lock:
+            record = self.table.get(stand_in.name)
             is_news = self.serves(stand_in) and record.shortfall != text
             if is_news:
                 record.shortfall = text
-                self._table.publish([record.name])
+                self.table.publish([record.name])
             return is_news
 
     def report_canary(self, model_spec: ModelSpec, news: str) -> None:
         """Report the progress of the canary of `model_spec` on the index."""
-        with self._table.lock:
-            record = self._table.get(model_spec.name)
+        with self.table.lock:
+            record = self.table.get(model_spec.name)
             if record.spec is model_spec and record.coming is None:
                 record.reason = news
-                self._table.publish([record.name])
+                self.table.publish([record.name])
 
     def roll_back(self, model_spec: ModelSpec, reason: str) -> bool:
         """Publish the predecessor of `model_spec` again, with its ensembles, in one step.
@@ -291,23 +291,23 @@ class ModelLifecycle:
             False if there is no predecessor, or it does not fit the ensembles that serve; in that
             case what serves stays.
         """
-        with self._table.lock:
-            if self._table.over:
+        with self.table.lock:
+            if self.table.over:
                 return False
             rollback = self._suspects(model_spec, reason)
-            specs = (self._table.get(name).spec for name in rollback.back)
+            specs = (self.table.get(name).spec for name in rollback.back)
             faulty = [spec for spec in specs if spec is not None]
             rollback, offered, found = self._fit_back(model_spec, rollback)
             back = rollback.back
             misfits = [error for name, error in found.refused.items() if name in back]
             if misfits:
                 for name in back:
-                    self._table[name].stay(rollback.reason, misfits[0])
-                self._table.publish(back)
+                    self.table[name].stay(rollback.reason, misfits[0])
+                self.table.publish(back)
             elif back:
                 for each in faulty:
                     same = back[each.name].built.model_spec.is_same_as(each)
-                    self._outcomes.quarantine(each, rollback.reason, only_this=same)
+                    self.outcomes.quarantine(each, rollback.reason, only_this=same)
                 self._go_back(rollback, offered, found)
         for before in back.values():
             # An ensemble is made anew; a model's versions serve again.
@@ -322,7 +322,7 @@ class ModelLifecycle:
             return False
         for each in faulty:
             log.warning("model %s: rolled back: %s", each.name, rollback.reason)
-            self._outcomes.rolled_back(each)
+            self.outcomes.rolled_back(each)
         return bool(back)
 
     # The caller of the methods below holds the lock of the table.
@@ -330,7 +330,7 @@ class ModelLifecycle:
     def end_canaries(self, names: Iterable[str]) -> None:
         """End the canaries of these models; their threads soon close the predecessors."""
         for name in names:
-            record = self._table.get(name)
+            record = self.table.get(name)
             run, record.canary = record.canary, None
             if run is not None:
                 run.monitor.stop()
@@ -350,7 +350,7 @@ class ModelLifecycle:
     def _breaking(self, offered: Mapping[str, LoadedVersions]) -> dict[str, LoadFailure]:
         broken = {}
         for name, built in offered.items():
-            serving = self._table.get(name).serving
+            serving = self.table.get(name).serving
             if serving is None:
                 continue
             try:
@@ -359,7 +359,7 @@ class ModelLifecycle:
                 broken[name] = LoadFailure(error, model_spec=built.model_spec)
         return broken
 
-    def _made(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
+    def _ordered(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
         """Return the versions to publish: models first, then each ensemble after its members."""
         models = [built for built in offered.values() if not built.model_spec.is_ensemble]
         # A serving ensemble is made again, too, when a member changes.
@@ -368,7 +368,7 @@ class ModelLifecycle:
     def _take_down_misfits(self, found: Fit) -> set[str]:
         self.end_canaries(found.taken_down)
         for name, error in found.taken_down.items():
-            self._table[name].take_down(error)
+            self.table[name].take_down(error)
         return set(found.taken_down)
 
     # Canaries.
@@ -376,20 +376,22 @@ class ModelLifecycle:
     def _watched(
         self,
         built: LoadedVersions,
-        serving: LoadedVersions | None,
         ensembles: Mapping[str, ModelSpec],
-        members: Sequence[LoadedModel] = (),
+        beside: KeptPredecessor | None = None,
     ) -> LoadedVersions:
         """Start a canary for the new versions of `built`; return `built` ready to publish.
 
         Args:
-            serving: the predecessor; open until the method returns.
             ensembles: the serving specs of the ensembles that change together with `built`.
-            members: the members of `serving`, see `KeptPredecessor`; open until the method returns.
+            beside: the predecessor, open until the method returns; None is what serves.
         """
-        terms, record = self._terms, self._table[built.model_spec.name]
+        terms, record = self._terms, self.table[built.model_spec.name]
         if terms is None:
             return built
+        serving = record.serving if beside is None else beside.built
+        members = () if beside is None else beside.members
+        if beside is None and serving is not None:
+            members = self.table.members(serving)
         new = {model.version for model in built.models} - built.kept
         former, record.canary = record.canary, None
         if former is not None:
@@ -415,7 +417,7 @@ class ModelLifecycle:
             record.name,
             terms,
             on_failed=partial(self._failed, run),
-            on_passed=partial(self._outcomes.passed, run.model_spec),
+            on_passed=partial(self.outcomes.passed, run.model_spec),
             on_over=partial(self._over, run),
             on_news=partial(self.report_canary, run.model_spec),
         )
@@ -429,21 +431,13 @@ class ModelLifecycle:
         run.monitor.start()
         return replace(built, models=tuple(models))
 
-    def _watched_beside_serving(
-        self, built: LoadedVersions, ensembles: Mapping[str, ModelSpec]
-    ) -> LoadedVersions:
-        serving = self._table.get(built.model_spec.name).serving
-        members = () if serving is None else self._table.members(serving)
-        return self._watched(built, serving, ensembles, members)
-
     def _with_canary(
         self, built: LoadedVersions, former: Mapping[str, ModelSpec]
     ) -> LoadedVersions:
         spec = built.model_spec
-        if spec is self._table.get(spec.name).spec and not self._is_new(spec):
+        if spec is self.table.get(spec.name).spec and not self._is_new(spec):
             return self._unwatched(built)
-        others = {name: each for name, each in former.items() if name != spec.name}
-        return self._watched_beside_serving(built, others)
+        return self._watched(built, {n: each for n, each in former.items() if n != spec.name})
 
     def _unwatched(self, built: LoadedVersions) -> LoadedVersions:
         """Return `built` ready to publish without a canary; end the canary of its predecessor."""
@@ -458,9 +452,9 @@ class ModelLifecycle:
 
     def _is_new(self, model_spec: ModelSpec) -> bool:
         """Return whether the model or one of its members is still in its canary."""
-        names = self._table.below(model_spec)
-        return self._table.get(model_spec.name).changed_canary(model_spec) is not None or any(
-            self._table.get(name).canary is not None for name in names
+        names = self.table.below(model_spec)
+        return self.table.get(model_spec.name).changed_canary(model_spec) is not None or any(
+            self.table.get(name).canary is not None for name in names
         )
 
     def _failed(self, run: CanaryRun, reason: str) -> None:
@@ -469,33 +463,33 @@ class ModelLifecycle:
         # Only comparisons of both distinguish a faulty member from a faulty ensemble.
         while model_spec.is_ensemble and self._is_comparing() and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
-        with self._table.lock:
+        with self.table.lock:
             # The rollback of a member in the meantime starts another canary for its ensemble.
-            is_current = self._table.get(model_spec.name).canary is run
+            is_current = self.table.get(model_spec.name).canary is run
         if is_current:
             self.roll_back(model_spec, reason)
 
     def _is_comparing(self) -> bool:
-        with self._table.lock:
-            running = [record.canary for record in self._table if record.canary is not None]
+        with self.table.lock:
+            running = [record.canary for record in self.table if record.canary is not None]
         return any(run.monitor.is_comparing for run in running)
 
     def _over(self, run: CanaryRun) -> None:
-        with self._table.lock:
-            record = self._table.get(run.model_spec.name)
+        with self.table.lock:
+            record = self.table.get(run.model_spec.name)
             if record.canary is run:
                 record.canary = None
             before = run.take()
         if before is not None:
             before.close()
-        with self._table.lock:
+        with self.table.lock:
             self._canaries.discard(run)
 
     # Rollbacks.
 
     def _taken(self, model_spec: ModelSpec) -> KeptPredecessor | None:
         """End the canary of `model_spec` and return its predecessor, or None if none is kept."""
-        record = self._table.get(model_spec.name)
+        record = self.table.get(model_spec.name)
         run = record.canary
         if run is None or run.model_spec is not model_spec:
             return None
@@ -509,7 +503,7 @@ class ModelLifecycle:
         return {
             spec.name: before
             for spec in model_specs
-            if self._table.get(spec.name).changed_canary(spec) is not None
+            if self.table.get(spec.name).changed_canary(spec) is not None
             and (before := self._taken(spec)) is not None
         }
 
@@ -519,10 +513,10 @@ class ModelLifecycle:
         if before is None:
             return _Rollback({}, {}, reason)
         name = model_spec.name
-        used = self._table.serving_below(model_spec)
+        used = self.table.serving_below(model_spec)
         faults = {}
         for each in used:
-            run = self._table.get(each.name).changed_canary(each)
+            run = self.table.get(each.name).changed_canary(each)
             if run is not None and (fault := run.monitor.fault()):
                 faults[each.name] = fault
         if faults:
@@ -542,17 +536,17 @@ class ModelLifecycle:
         the predecessors do not fit otherwise, the models that changed together with an ensemble are
         rolled back, too."""
         back = dict(rollback.back)
-        waiting = {each.name: LoadedVersions(each) for each in self._table.waiting(())}
+        waiting = {each.name: LoadedVersions(each) for each in self.table.waiting(())}
         offered = {**waiting, **{name: before.built for name, before in back.items()}}
-        found = self._table.fit(offered, {})
+        found = self.table.fit(offered, {})
         if not found.refused.keys().isdisjoint(back):
-            back.update(self._taken_changed(self._table.serving_below(model_spec)))
+            back.update(self._taken_changed(self.table.serving_below(model_spec)))
             for before in back.values():
                 offered.update((n, LoadedVersions(each)) for n, each in before.ensembles.items())
             offered.update((name, before.built) for name, before in back.items())
-            found = self._table.fit(offered, {})
+            found = self.table.fit(offered, {})
         if self._take_down and not found.refused.keys().isdisjoint(back):
-            found = self._table.fit(offered, {}, take_down=True)
+            found = self.table.fit(offered, {}, take_down=True)
         offered = {name: built for name, built in offered.items() if name not in found.refused}
         return replace(rollback, back=back), offered, found
 
@@ -563,8 +557,8 @@ class ModelLifecycle:
         found: Fit,
     ) -> None:
         changed = self._take_down_misfits(found)
-        for built in self._made(offered, found):
-            record = self._table[built.model_spec.name]
+        for built in self._ordered(offered, found):
+            record = self.table[built.model_spec.name]
             spec, coming = record.spec, record.coming
             goes_back = record.name in rollback.back
             record.serve(
@@ -580,7 +574,7 @@ class ModelLifecycle:
                 if (copy := copy_of(spec)) is not None:
                     record.does_not_fit(copy, f"in the way of a rollback: {rollback.reason}")
             changed.add(record.name)
-        self._table.publish(changed)
+        self.table.publish(changed)
 
     def _watched_again(self, built: LoadedVersions, rollback: _Rollback) -> LoadedVersions:
         """Return `built` ready to publish in a rollback, which makes only ensembles again."""
@@ -591,9 +585,7 @@ class ModelLifecycle:
         was_new = before is not None and before.built.model_spec is not model_spec
         if not (was_new or self._is_new(model_spec)):
             return self._unwatched(built)
-        if before is None:
-            return self._watched_beside_serving(built, {})
-        return self._watched(built, before.built, before.ensembles, before.members)
+        return self._watched(built, {} if before is None else before.ensembles, before)
 
 
 def _shared(models: Iterable[LoadedModel]) -> tuple[LoadedModel, ...]:

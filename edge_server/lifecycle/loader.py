@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -42,13 +42,13 @@ _SENT = Path("(files of the request)")
 LEAST_LOAD_S = 5.0
 
 
+@dataclass(eq=False)
 class _Hold:
     """The names that one caller holds or waits for.
     Attributes: within: the hold that cannot end before this hold has ended."""
 
-    def __init__(self, names: Collection[str], within: _Hold | None) -> None:
-        self.names = frozenset(names)
-        self.within = within
+    names: frozenset[str]
+    within: _Hold | None
 
 
 class ModelLocks:
@@ -78,7 +78,7 @@ class ModelLocks:
             Unavailable: `end` was called during the wait, or the wait would be a deadlock.
         """
         with self._changed:
-            hold = _Hold(names, self._held.get(within))
+            hold = _Hold(frozenset(names), self._held.get(within))
             if hold.within is not None and self._wait_for(hold.names, hold.within):
                 raise Unavailable(
                     f"model '{within}' requests {', '.join(sorted(names))}, which would wait for "

@@ -100,6 +100,14 @@ class Deployments(CanaryOutcomes):
         if not self.table.over:
             self._verdicts.write(self._by_name)
 
+    def judge(self, name: str, served: str, text: str) -> None:
+        """Note what was found of the serving content of `name` as a candidate for `served`."""
+        with self.table.lock:
+            record = self.table[name]
+            if (copy := record.serving_copy) is not None:
+                record.candidate = copy.digest, text, served
+        self.report()
+
     def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
         """Note that `copy` has the content of `serving`, so a restart need not copy it again."""
         self.count("unchanged")
@@ -297,7 +305,7 @@ class Updates:
                 self._refuse(name, error, waits=may_pass(error))
         with self._table.lock:
             for name, job in due.items():
-                self._begin(self._table[name], job)
+                self._queue(self._table[name], job)
         return torn
 
     def _stage(self, name: str, tree: ModelTree | None) -> Callable[[], None]:
@@ -347,7 +355,7 @@ class Updates:
                         "model %s: loaded again: what it failed for may have passed", record.name
                     )
                     record.load_again(each)
-                    self._begin(record, partial(self._load, record.name))
+                    self._queue(record, partial(self._load, record.name))
         return to_stage
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
@@ -364,7 +372,7 @@ class Updates:
             for record in self._table:
                 record.job = None
 
-    def _begin(self, record: ModelRecord, job: Callable[[], None]) -> None:
+    def _queue(self, record: ModelRecord, job: Callable[[], None]) -> None:
         """Queue a job; the caller holds the lock of the table."""
         if self._closed:
             return
@@ -445,7 +453,7 @@ class Updates:
                 each = record.delivery
                 if isinstance(each, Waiting) and each.retry is None and not record.updating:
                     record.load_again(each)
-                    self._begin(record, partial(self._load, record.name))
+                    self._queue(record, partial(self._load, record.name))
 
     def _failed(self, copy: StagedModel, failure: LoadFailure) -> None:
         self._deployments.count("failed")

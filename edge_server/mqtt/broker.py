@@ -12,7 +12,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_server.settings.text_file import read_text_file
+from edge_server.settings.read import read_text_file
 
 if TYPE_CHECKING:
     from edge_server.settings import Mqtt

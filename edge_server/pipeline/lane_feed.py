@@ -25,7 +25,8 @@ LONGEST_UNACKNOWLEDGED_S = 60.0
 
 
 class LaneFeed:
-    """A listener of the pipelines; no reader makes one wait. Safe from any thread."""
+    """A listener of the pipelines, or of networks; no reader makes one wait. Safe from any
+    thread."""
 
     def __init__(self, identity: Identity, now_s: Callable[[], float] = time.monotonic) -> None:
         self._identity = identity
@@ -35,9 +36,13 @@ class LaneFeed:
         self._lock = threading.Lock()
         self._readers: tuple[LaneReader, ...] = ()
 
-    def __call__(self, lane_frame: LaneFrame, _: Frame | None = None) -> None:
-        """Give a frame's lanes to every reader of its camera; for one thread of each camera."""
-        camera = lane_frame.camera
+    def __call__(self, lane_frame: LaneFrame, _: Frame | None = None, source: str = "") -> None:
+        """Give a frame's lanes to every reader of its camera; for one thread of each camera.
+
+        Args:
+            source: CAMERA/NETWORK, which stands for a camera in a feed of networks.
+        """
+        camera = source or lane_frame.camera
         message = LaneMessage(lane_frame, self._identity, next(self._seq[camera]))
         with self._lock:
             self._newest[camera] = message
@@ -56,9 +61,12 @@ class LaneFeed:
         return self._newest.get(camera)
 
     def forget(self, camera: str) -> None:
-        """Forget the lanes of a camera that was removed; its count goes on if it comes back."""
+        """Forget the lanes of a camera that was removed, or what its networks found; the count
+        goes on if it comes back."""
         with self._lock:
-            self._newest.pop(camera, None)
+            for name in list(self._newest):
+                if name.partition("/")[0] == camera:
+                    del self._newest[name]
 
     def open(
         self, cameras: Collection[str] = (), *, max_hz: float = 0.0, window: int = 0

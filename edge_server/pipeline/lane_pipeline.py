@@ -24,7 +24,7 @@ from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.lanes.road_geometry import indexed_by_picture
 from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_model import Detected, LaneModel, NoLanes
+from edge_server.pipeline.lane_model import Detected, FrameInputs, LaneModel, NoLanes
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.otlp import FrameTrace
     from edge_server.inference.tracing import Tracer
+    from edge_server.pipeline.networks import NetworkPipeline
     from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.
@@ -96,6 +97,7 @@ class LanePipeline:
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
         board: what is wrong with the device itself; None is nothing.
         road: follows the road with the camera's calibration; None where it has none.
+        networks: see the same frames, after the lanes of each were given.
 
     Attributes:
         failure: why frames have no lanes now; empty while they have.
@@ -119,8 +121,10 @@ class LanePipeline:
         board: BoardWatch | None = None,
         road: RoadFollower | None = None,
         tracer: Tracer | None = None,
+        networks: Sequence[NetworkPipeline] = (),
     ) -> None:
         self.camera = camera
+        self.networks = tuple(networks)
         self.model = model
         self.failed_frames = 0
         self.too_old_frames = 0
@@ -132,7 +136,7 @@ class LanePipeline:
         self.lane_model = LaneModel(data_plane, model, camera.useful, self._shares)
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
-        self._listeners = tuple(listeners)
+        self._listeners: tuple[Listener, ...] = (*listeners, *networks)
         self._holds = tuple(holds)
         self._frame_deadline_s = frame_deadline_s
         self._board = board
@@ -217,6 +221,8 @@ class LanePipeline:
         if frame.age_ns(now_ns := time.monotonic_ns()) > self._max_age_ms * 1e6:
             self._drop_too_old(frame, now_ns)
             return None
+        if self.networks:
+            frame = replace(frame, inputs=FrameInputs())
         self._reminder.reason = request = trace = detected = None
         capture_ns, tracer = frame.capture_mono_ns, self._tracer
         if frame.clock == "recording":
@@ -283,8 +289,10 @@ class LanePipeline:
         return None if self._road is None else self._road.calibration
 
     def mute(self) -> None:
-        """Give the listeners nothing more, whatever the model still returns."""
+        """Give the listeners nothing more, whatever the models still return."""
         self._muted = True
+        for network in self.networks:
+            network.mute()
 
     def go_on_from(self, other: LanePipeline) -> None:
         """Go on with the numbers of `other`, which had the same camera; called before the start."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import json
+import os
 import re
+import select
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from edge_server.errors import SettingsError
-from edge_server.settings.mistakes import in_words, line_of, without_logins
 from edge_server.settings.sections import (
     NAME,
     POWER,
@@ -22,6 +28,7 @@ from edge_server.settings.sections import (
     Metrics,
     Mqtt,
     Name,
+    NetworkSection,
     Power,
     Python,
     RecorderSection,
@@ -34,12 +41,15 @@ from edge_server.settings.sections import (
     applied_by,
     is_loopback,
 )
-from edge_server.settings.text_file import TomlError, parse_toml, read_text_file
 from edge_server.settings.transport import Access, Grpc, Http, Tls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _NAME_IN_WORDS = "at most 64 of a-z, 0-9, '_' and '-'"
 
@@ -213,7 +223,9 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
     cameras = cameras if isinstance(cameras, dict) else {}
     message, _, location = text.partition(" - at ")
     if location.startswith("`key`"):
-        names = ", ".join(name for name in cameras if not re.search(NAME, name))
+        networks = [each.get("networks") for each in cameras.values() if isinstance(each, dict)]
+        of_networks = [name for each in networks if isinstance(each, dict) for name in each]
+        names = ", ".join(n for n in (*cameras, *of_networks) if not re.search(NAME, n))
         return without_logins(f"cameras: a name has {_NAME_IN_WORDS}; got: {names}")
     message = message.replace(
         f"Expected `str` matching regex {NAME!r}", f"expected {_NAME_IN_WORDS}"
@@ -232,18 +244,22 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
         words = next(get_args(t) for t in types_in(type_of(path)) if get_origin(t) is Literal)
         message = f"expected one of {', '.join(words)}; got {got}"
     if "[...]" in path:
-        path = path.replace("[...]", f".{_first_faulty(cameras)}")
+        camera = _first_faulty(cameras, CameraSection)
+        path = path.replace("[...]", f".{camera}", 1)
+        if "[...]" in path:
+            network = _first_faulty(cameras[camera]["networks"], NetworkSection)
+            path = path.replace("[...]", f".{network}", 1)
     if message.lower().startswith("expected `") or message.startswith(f"expected {_NAME_IN_WORDS}"):
         message = in_words(message, path, table)
     # Any key or value may be a URI in the wrong place.
     return without_logins(f"{path}: {message}" if path else message)
 
 
-def _first_faulty(cameras: Mapping[str, Any]) -> str:
-    """Return the first camera with a fault: msgspec's message does not name the camera."""
-    for name, table in cameras.items():
+def _first_faulty(tables: Mapping[str, Any], section: type[Section]) -> str:
+    """Return the first table with a fault: msgspec's message does not name it."""
+    for name, table in tables.items():
         try:
-            msgspec.convert(table, CameraSection, strict=True)
+            msgspec.convert(table, section, strict=True)
         except msgspec.ValidationError:
             return name
     return "*"
@@ -266,3 +282,134 @@ def _section_in(hint: Any) -> type[Section]:
     return next(
         part for part in types_in(hint) if isinstance(part, type) and issubclass(part, Section)
     )
+
+
+LONGEST_BYTES = 16 * 2**20
+# A pipe (`--config <(...)`) has this long to deliver.
+WAIT_S = 5.0
+
+TomlError = tomllib.TOMLDecodeError
+
+
+def read_text_file(path: str | os.PathLike[str], wait_s: float = WAIT_S) -> str:
+    """Return the contents, without the byte order mark that some editors put at the begin.
+
+    Returns or raises within about `wait_s`, also for a pipe without a writer and a device without
+    an end.
+
+    Raises:
+        OSError: the file cannot be read, is longer than `LONGEST_BYTES`, or its writer is late.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    until = time.monotonic() + wait_s
+    # O_NONBLOCK: the open of a pipe must not wait for a writer.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        poll = select.poll()
+        poll.register(file, select.POLLIN)
+        data = bytearray()
+        while poll.poll(max(0.0, 1e3 * (until - time.monotonic()))):
+            if not (piece := os.read(file, 2**20)):
+                return data.decode("utf-8").removeprefix("\ufeff")
+            data += piece
+            if len(data) > LONGEST_BYTES:
+                raise OSError(errno.EFBIG, f"it is longer than {LONGEST_BYTES // 2**20} MiB")
+        raise OSError(errno.ETIMEDOUT, f"it is a pipe, and its writer is late by {wait_s:g} s")
+    finally:
+        os.close(file)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of `text`.
+
+    Raises:
+        TomlError, a ValueError: it is not TOML.
+        ValueError: a number has more digits than Python converts.
+        RecursionError: it is nested too deep.
+    """
+    table: dict[str, Any] = tomllib.loads(text)
+    return table
+
+
+_LONGEST_CHARACTERS = 60
+# Credentials of clients and cameras stay out of the journal.
+_SECRET = re.compile(r"grpc\.restricted(\[\d+\](\.value)?)?\Z")
+# Up to the last @: a password may have one itself, a slash, or a space.
+_LOGIN = re.compile(r"://(\S*|[^\"']*)@")
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text in quotes",
+    "array": "a list",
+    "object": "a table",
+}
+_HEADER = re.compile(r"\s*\[\[?([^\[\]#]+)\]")
+_KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
+_UNQUOTED = re.compile(r"[\s\"']")
+_STEP = re.compile(r"[^.\[\]]+")
+
+
+def without_logins(text: str) -> str:
+    """Return `text` without the user names and passwords of URIs in it."""
+    return _LOGIN.sub("://…@", text)
+
+
+def line_of(text: str, path: str) -> int | None:
+    """Return the line of TOML, from 1, with the setting at `path` (`grpc.port`), or the nearest
+    table around it; None if there is neither."""
+    wanted = re.sub(r"\[\d+\]", "", path)
+    table, nearest, line = "", "", None
+    for number, content in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(content):
+            name = table = _UNQUOTED.sub("", header[1])
+        elif key := _KEY.match(content):
+            name = f"{table}.{_UNQUOTED.sub('', key[1])}".lstrip(".")
+        else:
+            continue
+        if name == wanted:
+            return number
+        if wanted.startswith(f"{name}.") and len(name) > len(nearest):
+            nearest, line = name, number
+    return line
+
+
+def value_mistake(text: str, table: Mapping[str, Any]) -> str:
+    """Return msgspec's whole message about a flat `table`, with a value of the wrong kind."""
+    message, _, location = text.partition(" - at ")
+    path = location.strip("`").removeprefix("$").lstrip(".")
+    if not message.startswith("Expected `"):
+        return text
+    return f"{path}: {in_words(message, path, table)}"
+
+
+def in_words(message: str, path: str, table: Mapping[str, Any]) -> str:
+    """msgspec's `message` about the value at `path` (`table.key[0]`) of `table`, and that value."""
+    text = re.sub(r", got `[^`]*`\Z", "", message)
+    text = re.sub(r"`([\w |]+)`", lambda found: _kind(found[1]), text)
+    text = text.replace("Expected", "expected", 1)
+    if _SECRET.fullmatch(path):
+        return text
+    return f"{text}; got {_shown(_value_at(path, table))}"
+
+
+def _kind(name: str) -> str:
+    return " or ".join(_KINDS.get(each, each) for each in name.split(" | ") if each != "null")
+
+
+def _value_at(path: str, table: Mapping[str, Any]) -> Any:
+    value: Any = table
+    for step in _STEP.findall(path):
+        if isinstance(value, Mapping):
+            value = value.get(step)
+        elif isinstance(value, Sequence) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+    return value
+
+
+def _shown(value: Any) -> str:
+    """Return the value as TOML spells it, or nearly so, and shortened."""
+    text = without_logins(json.dumps(value, default=str))
+    if len(text) > _LONGEST_CHARACTERS:
+        text = f"{text[:_LONGEST_CHARACTERS]}…"
+    return text

@@ -22,20 +22,17 @@ from edge_server.cameras.calibration import (
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.frame import Pace, Recording
-from edge_server.cameras.recordings import write_picture
+from edge_server.cameras.recordings import read_picture, write_picture
 from edge_server.cameras.source import open_source
 from edge_server.cameras.source_uri import parse_source_uri
-from edge_server.daemon.parts import chosen_control, chosen_scheduling
+from edge_server.daemon.parts import models_aside
 from edge_server.errors import EdgeServerError, SettingsError, SourceError, Unavailable
-from edge_server.gpu.device import Devices
-from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
 from edge_server.lanes.camera_model import CameraModel, Mounting
 from edge_server.lanes.road_geometry import road_of
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pixels import Image
 from edge_server.process.disk import atomic_write
-from edge_server.settings import Repository, Serving
+from edge_server.settings import Repository
 from edge_server.tools.boards import (
     BoardView,
     CalibrationBoard,
@@ -85,7 +82,7 @@ def intrinsics(arguments: argparse.Namespace) -> Iterator[str]:
     size: tuple[int, int] | None = None
     names = []
     pictures = (
-        _board_pictures(arguments.pictures)
+        ((path.name, read_picture(str(path))) for path in arguments.pictures)
         if arguments.pictures
         else _moved_boards(arguments.camera, board, arguments.views)
     )
@@ -152,11 +149,6 @@ def lens(arguments: argparse.Namespace) -> Iterator[str]:
     yield from write(arguments.file, CalibrationTables(table, mounting))
 
 
-def _board_pictures(paths: Sequence[Path]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    for path in paths:
-        yield path.name, picture_of(path)
-
-
 def _moved_boards(
     uri: str, board: CalibrationBoard, count: int
 ) -> Iterator[tuple[str, NDArray[np.uint8]]]:
@@ -187,14 +179,6 @@ def _moved_boards(
 
 def whole(board: CalibrationBoard) -> str:
     return ", whole" if board.kind == "chessboard" else ""
-
-
-def picture_of(path: Path) -> NDArray[np.uint8]:
-    with closing(open_source(str(path))) as source:
-        frame = source.read()
-    if frame is None:
-        raise SourceError(f"{path}: no picture")
-    return bgr_of(frame.image)
 
 
 def frames_of(uri: str) -> Iterator[NDArray[np.uint8]]:
@@ -233,8 +217,6 @@ _DOUBTFUL, _CONTRADICTION = 0.04, 0.12
 _LANES_M = (2.4, 4.6)
 # Where the lens alone matters.
 _LEVEL = Mounting(1.0)
-# Closing the models.
-_CLOSE_S = 5.0
 
 
 def mounting(arguments: argparse.Namespace) -> Iterator[str]:
@@ -252,7 +234,7 @@ def mounting(arguments: argparse.Namespace) -> Iterator[str]:
         lens = tables.lens.lens()
         pixels, ground = _marks(arguments)
         if arguments.picture is not None:
-            lens = _scaled(CameraModel(lens, _LEVEL), picture_of(arguments.picture)).lens
+            lens = _scaled(CameraModel(lens, _LEVEL), read_picture(str(arguments.picture))).lens
         measured = measure_mounting(lens, pixels, ground)
         yield f"{len(pixels)} marks, reprojection error {measured.error_px:.2f} px"
         table = _table_of(measured.mounting)
@@ -406,19 +388,13 @@ def lanes_in(
         SettingsError, ModelConfigError, Unavailable: there is no such lane model.
     """
     paths = tuple(map(str, repositories or (shipped_models(),)))
-    registry, scheduling, devices = ModelRegistry(), chosen_scheduling(Serving()), Devices()
-    control = chosen_control(registry, scheduling, devices, Repository(paths=paths))
-    try:
+    with models_aside(Repository(paths=paths)) as (control, data_plane):
         if failed := control.load_first():
             raise Unavailable("\n".join(entry.reason for entry in failed))
-        pipeline = LanePipeline(Camera("calibrate", uri), DataPlane(registry), model, ())
+        pipeline = LanePipeline(Camera("calibrate", uri), data_plane, model, ())
         pipeline.validate()
         for frame in frames_of_source(uri):
             yield bgr_of(frame.image), pipeline.lane_model.detect(frame).lanes
-    finally:
-        control.close(_CLOSE_S)
-        scheduling.close()
-        devices.close()
 
 
 def _frame_with_lanes(arguments: argparse.Namespace) -> tuple[NDArray[np.uint8], Sequence[Lane]]:
@@ -447,7 +423,7 @@ def _marks(arguments: argparse.Namespace) -> tuple[NDArray[np.float64], NDArray[
     if arguments.picture is None or arguments.at is None:
         raise SettingsError("--board needs --picture, and --at X,Y of its nearest left corner")
     board = CalibrationBoard.of(arguments.board)
-    view = find_board(arguments.picture.name, picture_of(arguments.picture), board)
+    view = find_board(arguments.picture.name, read_picture(str(arguments.picture)), board)
     if view is None:
         raise SettingsError(f"{arguments.picture}: the board is not seen{whole(board)}")
     places = board_on_ground(view, board, *arguments.at)

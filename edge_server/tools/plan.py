@@ -20,14 +20,18 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.tensorrt.plan_cache import PLAN_NAME, PlanCache, build_lock, make_plan
 from edge_server.backends.tensorrt.plan_options import (
     BuildOptions,
+    DeviceFacts,
     build_options_of,
     cautions,
     encode,
     given_profiles,
     io_names,
     layer_table,
+    network_of,
     plan_faults,
+    precision_file,
     read_side_car,
+    sha256_of,
     side_car_path,
 )
 from edge_server.backends.tensorrt.plan_process import (
@@ -39,23 +43,17 @@ from edge_server.backends.tensorrt.plan_process import (
     read_layers,
 )
 from edge_server.board.installation import remedy
+from edge_server.daemon.parts import models_aside
 from edge_server.errors import EdgeServerError, InvalidRequest, ModelConfigError, Unavailable
-from edge_server.gpu.device import Devices
-from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.build import Build
-from edge_server.lifecycle.lifecycle import ModelLifecycle
-from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_validation import golden_pairs, not_finite
-from edge_server.lifecycle.records import ModelTable
 from edge_server.model_config.completion import complete
-from edge_server.model_config.config import Completion, ModelConfig
+from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import reading, require_path
 from edge_server.model_config.preferred import configurations
 from edge_server.process.disk import state_directory
 from edge_server.repository.scan import Repositories, files_in
 from edge_server.requests import InferRequest
-from edge_server.settings import read_settings
+from edge_server.settings import Repository, read_settings
 from edge_server.tensors import Tensor, as_floats, shape_text
 
 if TYPE_CHECKING:
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
         OnEvent,
         PlanBuilt,
     )
+    from edge_server.inference.data_plane import DataPlane
     from edge_server.model_config.files import ModelFiles
 
 _ONNX_NAME = "model.onnx"
@@ -188,6 +187,9 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
     """
     require_onnx(target)
     options = requested_options(target.options, arguments)
+    # Which version builds matters to FP16 alone, and it takes a process to ask.
+    here = probe_device() if options.precision == "fp16" else DeviceFacts()
+    onnx, options = network_of(target.onnx, options, here.version)
     plan: Path = arguments.out or target.plan
     memory_limit_bytes = (arguments.memory_limit or 0) << 20
     timing_cache = None
@@ -200,13 +202,22 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
 
     try:
         with build_lock(lambda: bar(Step("waiting for another build"))):
-            side_car = make_plan(target.onnx, plan, options, run, bar, timing_cache=timing_cache)
+            side_car = make_plan(onnx, plan, options, run, bar, timing_cache=timing_cache)
     finally:
         bar.close()
     for line in _summary(target, plan, side_car, options):
         print(line)
     if bar.warnings and not arguments.verbose:
         print(f"TensorRT warned {bar.warnings} times; --verbose shows it")
+
+
+def _built_of(target: Target, side_car: SideCar | None) -> Path:
+    """Return the ONNX file of `network_of` that a plan was built of; without one, the network."""
+    if side_car is None:
+        return target.onnx
+    files = (precision_file(target.onnx, each) for each in ("fp16", "int8"))
+    there = (file for file in files if file.is_file())
+    return next((f for f in there if sha256_of(f) == side_car.onnx_sha256), target.onnx)
 
 
 def requested_options(configured: BuildOptions, arguments: argparse.Namespace) -> BuildOptions:
@@ -360,12 +371,12 @@ def _fit(target: Target) -> Iterator[str]:
     if facts.reason:
         yield f"here       does not run: {facts.reason}"
         return
-    onnx = target.onnx if target.onnx.exists() else None
-    reasons = plan_faults(target.plan, onnx, facts, target.name)
+    side_car = read_side_car(target.plan)
+    onnx = _built_of(target, side_car)
+    reasons = plan_faults(target.plan, onnx if onnx.exists() else None, facts, target.name)
     yield from (f"here       does not run: {reason}" for reason in reasons)
     if not reasons:
         yield "here       runs"
-        side_car = read_side_car(target.plan)
         for caution in cautions(side_car, facts, target.name) if side_car is not None else ():
             yield f"here       caution: {caution}"
 
@@ -426,7 +437,8 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
         raise Unavailable(f"verify runs the plan, which takes its device: {facts.reason}")
     if importlib.util.find_spec("onnxruntime") is None:
         raise Unavailable(f"verify compares with ONNX Runtime: {remedy('onnxruntime')}")
-    reasons = plan_faults(target.plan, target.onnx, facts, target.name)
+    onnx = _built_of(target, side_car)
+    reasons = plan_faults(target.plan, onnx, facts, target.name)
     if reasons or side_car is None:
         raise ModelConfigError(f"{target.plan}: " + "\n".join(reasons))
     usual = TOLERANCES.get(side_car.precision, _TYPED_TOLERANCE)
@@ -434,7 +446,7 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
         name: found.opt for found_in in side_car.profiles[:1] for name, found in found_in.items()
     }
     with tempfile.TemporaryDirectory(prefix="edge-server-") as folder:
-        write_beside(Path(folder), target, REFERENCE, target.onnx)
+        write_beside(Path(folder), target, REFERENCE, onnx)
         write_beside(Path(folder), target, PLAN, target.plan)
         with ExitStack() as stack:
             data_plane = load_models(Path(folder), stack)
@@ -490,20 +502,11 @@ def load_models(repository: Path, stack: ExitStack) -> DataPlane:
     Raises:
         ModelConfigError: a model cannot be loaded.
     """
-    devices = Devices()
-    stack.callback(devices.close)
-    registry = ModelRegistry()
-    stack.callback(registry.wait_closed, 10.0)
-    stack.callback(registry.clear)
-    completion = Completion(gpus=devices.count, no_gpu=devices.reason)
-    loader = RepositoryLoader(
-        ModelLifecycle(ModelTable(registry), Build(devices=devices)),
-        Repositories([repository]),
-        completion=completion,
-    )
-    if failed := loader.load_all():
+    aside = models_aside(Repository(paths=(str(repository),)))
+    control, data_plane = stack.enter_context(aside)
+    if failed := control.load_first():
         raise ModelConfigError("; ".join(f"{entry.name}: {entry.reason}" for entry in failed))
-    return DataPlane(registry)
+    return data_plane
 
 
 def compare_models(

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from edge_server.errors import Unavailable
-from edge_server.gpu.graph import record_graph
 from edge_server.gpu.memory import BufferPool, DeviceMemory, pinned_array
-from edge_server.gpu.stream import Stream
+from edge_server.gpu.stream import Stream, record_graph
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Device

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import queue
 import threading
 import urllib.request
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 import tritonclient.grpc as triton
 from support.endless_onnx import write_endless_onnx
 from support.mosquitto import Subscriber
-from tritonclient.utils import InferenceServerException
 
 from edge_server.api.grpc import client
 from edge_server.daemon import daemon as daemon_module
@@ -114,97 +112,6 @@ def test_a_stock_client_finds_the_whole_protocol(
     assert answer.get_response().model_version == "1"
     assert answer.as_numpy("lane_points") is None
     assert len(answer.as_numpy("lane_scores")[0]) >= 2
-
-
-def test_each_request_that_cannot_work_gets_the_contracts_code_and_text(
-    start: Callable[..., Process],
-    client: Callable[..., triton.InferenceServerClient],
-    road_image: np.ndarray,
-    road_input: triton.InferInput,
-) -> None:
-    server = client(start("--model-repository", str(MODELS)))
-    good = road_input
-    flat = triton.InferInput("image", [720, 1280, 3], "UINT8")
-    flat.set_data_from_numpy(road_image)
-    wrong_type = triton.InferInput("image", [1, 720, 1280, 3], "INT8")
-    wrong_type.set_data_from_numpy(road_image[np.newaxis].view(np.int8))
-    misnamed = triton.InferInput("frame", [1, 720, 1280, 3], "UINT8")
-    misnamed.set_data_from_numpy(road_image[np.newaxis])
-    for ask, status, text in (
-        (
-            lambda: server.infer("nothing", [good]),
-            "NOT_FOUND",
-            "Request for unknown model: 'nothing' is not found",
-        ),
-        (
-            lambda: server.infer("lane_detection", [good], model_version="9"),
-            "NOT_FOUND",
-            "Request for unknown model: 'lane_detection' version 9 is not found",
-        ),
-        (
-            lambda: server.infer("lane_detection", [flat]),
-            "INVALID_ARGUMENT",
-            "unexpected shape for input 'image' for model 'lane_detection'. "
-            "Expected [-1,-1,-1,-1], got [720,1280,3]",
-        ),
-        (
-            lambda: server.infer("lane_detection", [wrong_type]),
-            "INVALID_ARGUMENT",
-            "inference input 'image' data-type is 'INT8', but model 'lane_detection' expects "
-            "'UINT8'",
-        ),
-        (
-            lambda: server.infer("lane_detection", [misnamed]),
-            "INVALID_ARGUMENT",
-            "unexpected inference input 'frame' for model 'lane_detection'",
-        ),
-        (
-            lambda: server.infer("lane_detection", []),
-            "INVALID_ARGUMENT",
-            "expected 1 inputs but got 0 inputs for model 'lane_detection'",
-        ),
-        (
-            lambda: server.get_model_metadata("nothing"),
-            "NOT_FOUND",
-            "Request for unknown model: 'nothing' is not found",
-        ),
-        (
-            lambda: server.load_model("lane_detection"),
-            "UNAVAILABLE",
-            "explicit model load / unload is not allowed if polling is enabled",
-        ),
-        (
-            lambda: server.register_system_shared_memory("region", "/region", 4),
-            "UNIMPLEMENTED",
-            "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to "
-            "enable.",
-        ),
-        (
-            lambda: server.get_model_metadata("lane_detection", "x"),
-            "INVALID_ARGUMENT",
-            "version should be an integral value > 0",
-        ),
-    ):
-        with pytest.raises(InferenceServerException) as caught:
-            ask()
-        assert caught.value.status() == f"StatusCode.{status}"
-        assert text in caught.value.message()
-
-
-def test_a_stream_responds_in_the_order_of_its_requests(
-    start: Callable[..., Process],
-    client: Callable[..., triton.InferenceServerClient],
-    road_input: triton.InferInput,
-) -> None:
-    server = client(start("--model-repository", str(MODELS)))
-    told: queue.Queue[tuple[object, InferenceServerException | None]] = queue.Queue()
-    server.start_stream(callback=lambda result, error: told.put((result, error)))
-    for name, request_id in (("lane_detection", "1"), ("nothing", "2"), ("lane_detection", "3")):
-        server.async_stream_infer(name, [road_input], request_id=request_id)
-    (first, _), (_, error), (last, _) = (told.get(timeout=PATIENCE_S) for _ in range(3))
-    server.stop_stream()
-    assert (first.get_response().id, last.get_response().id) == ("1", "3")  # type: ignore[attr-defined]
-    assert "Request for unknown model: 'nothing' is not found" in str(error)
 
 
 def test_bytes_that_are_no_message_are_the_callers_error_in_every_method(

@@ -25,13 +25,7 @@ LANES = Path(__file__).parents[2] / "models/laneDetect_model"
         (["demo", "--mqtt", "broker:0"], 78, "mqtt: port must be 1 to 65535"),
         (["plan", "build", str(LANES), "--fp16", "--int8"], 78, "give one of the two"),
         (["check", "--reuse-http-port=true"], 78, "a second server on the port"),
-        (["check", "--grpc-port", "http"], 78, "--grpc-port=http: give it as a whole number"),
         (["check", "--load-model=*", "--load-model=a"], 78, "Wildcard model name '*' must be"),
-        (
-            ["check", "--grpc-address", "host:1"],
-            78,
-            "--grpc-address=host:1: the port has a flag of its own",
-        ),
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.waiting import wait_until
-from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,28 +198,6 @@ def wait_for(path: Path) -> None:
         TIMEOUT_S,
         otherwise=lambda: f"{path} does not come",
     )
-
-
-def test_no_client_traces_tensors_or_chooses_the_file(
-    start: Callable[..., Process],
-    client: Callable[[Process], triton.InferenceServerClient],
-    repository: Path,
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "trace.json"
-    server = client(
-        start(f"--model-repository={repository}", "--trace-config", f"triton,file={path}")
-    )
-    for settings, text in (
-        ({"trace_level": ["TENSORS"]}, "trace level TENSORS is not supported"),
-        (
-            {"trace_file": str(tmp_path / "other")},
-            "trace file location can not be updated through network protocol",
-        ),
-    ):
-        with pytest.raises(InferenceServerException, match=text) as caught:
-            server.update_trace_settings(settings=settings)
-        assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
 def test_a_file_that_cannot_be_written_ends_the_start(repository: Path, tmp_path: Path) -> None:

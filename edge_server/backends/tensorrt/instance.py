@@ -21,8 +21,7 @@ from edge_server.errors import (
     Unavailable,
     Unsupported,
 )
-from edge_server.gpu.graph import record_graph
-from edge_server.gpu.stream import GpuEvent, PriorityStream, Stream
+from edge_server.gpu.stream import GpuEvent, PriorityStream, Stream, record_graph
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from edge_server.backends.tensorrt.io_buffers import IoBuffers
     from edge_server.backends.tensorrt.plan_config import Options, PlanIO
     from edge_server.backends.tensorrt.plan_options import Shape, Shapes
-    from edge_server.gpu.graph import Graph
     from edge_server.gpu.memory import CudaArray
+    from edge_server.gpu.stream import Graph
     from edge_server.model_config.config import ModelConfig
 
 log = logging.getLogger(__name__)

@@ -239,10 +239,6 @@ def pycuda(evidence: Evidence) -> Finding:
     return ok(f"pycuda {facts['version']}")
 
 
-def _cudart_package(cuda: str) -> str:
-    return f"cuda-cudart-{cuda.replace('.', '-')}" if cuda else "cuda-cudart-12-6"
-
-
 def _major(version: str) -> int:
     return int(version.partition(".")[0])
 

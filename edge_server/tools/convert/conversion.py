@@ -13,6 +13,7 @@ import numpy as np
 
 from edge_server.errors import InternalError, InvalidRequest
 from edge_server.process.child import ChildFailed, run_in_child
+from edge_server.tensors import DataType
 from edge_server.tools.convert.formats import (
     DESTINATIONS,
     ONNX,
@@ -340,7 +341,9 @@ class Conversion:
         elif self._format in (SOURCES["graphdef"], SOURCES["tf1-checkpoint"]):
             found["outputs"] = outputs
         elif self._format.module == "torch_models":
-            found |= {"inputs": arguments.input or source.inputs, "outputs": outputs}
+            given = arguments.input or source.inputs
+            inputs = [(name, DataType(kind).numpy.name, shape) for name, kind, shape in given]
+            found |= {"inputs": inputs, "outputs": outputs}
         if self._format is SOURCES["torch-module"]:
             found["module_path"] = arguments.module_path or ""
         if self._format is SOURCES["torch-weights"]:

@@ -14,9 +14,8 @@ import pytest
 from support.simulated_gpu import SIMULATED_GPU
 
 from edge_server.errors import DeviceLost, InternalError
-from edge_server.gpu.graph import PROTOTYPES, record_graph
 from edge_server.gpu.memory import DeviceMemory, pinned_array
-from edge_server.gpu.stream import Stream
+from edge_server.gpu.stream import PROTOTYPES, Stream, record_graph
 
 if TYPE_CHECKING:
     from support.simulated_gpu import SimulatedGpu

@@ -220,14 +220,6 @@ def duplicate_output() -> pb.ModelInferRequest:
             "following keys starting with 'triton_' are allowed: "
             "triton_enable_empty_final_response ",
         ),
-        (
-            with_parameter("timeout", string_param="1"),
-            "invalid value type for 'timeout' parameter, expected int64_param.",
-        ),
-        (
-            with_parameter("priority", bool_param=True),
-            "invalid value type for 'priority' parameter, expected int64_param or uint64_param.",
-        ),
     ],
 )
 def test_contradictions_are_refused_in_the_contracts_words(

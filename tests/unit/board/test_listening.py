@@ -15,6 +15,15 @@ from edge_server.board.listening import client_host, host_and_port, remedy
     [
         (socket.gaierror(-2, "Name or service not known"), "not known; give an address of this"),
         (PermissionError(errno.EACCES, ""), "Permission denied; choose a port from 1024 on"),
+        (
+            OSError(errno.EADDRINUSE, ""),
+            "Address already in use; another process may hold the port: stop it (the installed "
+            "service: sudo systemctl stop edge-server), or choose another with --grpc-port",
+        ),
+        (
+            OSError(errno.EADDRNOTAVAIL, ""),
+            "Cannot assign requested address; give an address of this machine with --grpc-address",
+        ),
         (OSError(errno.EMFILE, ""), "Too many open files; choose others with --grpc-address"),
     ],
 )

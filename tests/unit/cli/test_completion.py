@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cli.arguments import SHELLS
 from edge_server.cli.main import run_command
+from edge_server.cli.verbs import SHELLS
 
 
 @pytest.mark.parametrize("shell", SHELLS)

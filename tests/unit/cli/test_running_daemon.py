@@ -8,7 +8,7 @@ import pytest
 
 from edge_server.api.grpc.client import target_of
 from edge_server.cli.main import command_line
-from edge_server.cli.running_daemon import settings_of
+from edge_server.cli.run import settings_of
 from edge_server.errors import SettingsError
 from edge_server.settings import Grpc, Settings, Tls
 

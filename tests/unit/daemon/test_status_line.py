@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from edge_server.api.http.sources import LaneLatency
 from edge_server.cameras.status import CameraState, CameraStatus
-from edge_server.daemon.status import LaneRate, StatusLine
+from edge_server.daemon.status import LaneRate, status_line
 from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState, ServedConfiguration
 from edge_server.lanes.types import LaneFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 READY = [ModelEntry("a", 1, ModelState.READY), ModelEntry("b", 1, ModelState.READY)]
 LIVE = CameraStatus(CameraState.LIVE)
@@ -20,8 +23,10 @@ STALLED = CameraStatus(CameraState.STALLED, "no_frames", "", 1_000_000_000)
 DARK = CameraStatus(CameraState.DEGRADED, "dark", "", 1_000_000_000)
 
 
-def loop(name: str, status: CameraStatus, failure: str = "") -> Any:
-    return SimpleNamespace(camera=SimpleNamespace(name=name, status=status), failure=failure)
+def loop(name: str, status: CameraStatus, failure: str = "", network: str = "") -> Any:
+    camera = SimpleNamespace(name=name, status=status)
+    networks = [SimpleNamespace(name="signs", failure=network)]
+    return SimpleNamespace(camera=camera, failure=failure, networks=networks)
 
 
 def line(
@@ -30,10 +35,9 @@ def line(
     broker: str = "off",
     rate: LaneRate | None = None,
     reload: Any = None,
-) -> StatusLine:
-    data_plane: Any = SimpleNamespace(index=lambda *, only_ready: entries)
-    publisher: Any = SimpleNamespace(state=broker)
-    return StatusLine(data_plane, pipelines, publisher, rate or LaneRate(lambda: 0), reload)
+) -> Callable[[float], str]:
+    of = entries, pipelines, broker, rate or LaneRate(lambda: 0), reload
+    return lambda now: status_line(*of, now=now)
 
 
 @pytest.mark.parametrize(
@@ -46,17 +50,18 @@ def line(
         ([loop("b", STALLED)], 200.0, "0 of 1 camera (b: stalled 3 min)"),
         ([loop("b", STALLED)], 8000.0, "0 of 1 camera (b: stalled 2 h)"),
         ([loop("b", DARK)], 5.0, "1 of 1 camera (b: degraded (dark)),"),
+        ([loop("b", LIVE, "", "late: its frames")], 0.0, "(b: network signs: late: its frames)"),
         ([loop("b", LIVE, "model gone\nreally")], 0.0, "0 of 1 camera (b: no lanes: model gone "),
     ],
 )
 def test_cameras_with_a_fault_are_named(pipelines: Any, now: float, expected: str) -> None:
-    assert expected in line(*pipelines).text(now)
+    assert expected in line(*pipelines)(now)
 
 
 def test_models_that_serve_degraded_are_named() -> None:
     degraded = ServedConfiguration("config.pbtxt", "CPU", degraded="plan building: 45 %")
     entries = [READY[0], replace(READY[1], configuration=degraded)]
-    assert "serving 2 models (b degraded), no camera" in line(entries=entries).text(0.0)
+    assert "serving 2 models (b degraded), no camera" in line(entries=entries)(0.0)
 
 
 def test_models_that_failed_are_named_and_unloaded_ones_are_not() -> None:
@@ -66,7 +71,7 @@ def test_models_that_failed_are_named_and_unloaded_ones_are_not() -> None:
         ModelEntry("b", 1, ModelState.UNAVAILABLE, UNLOADED),
         ModelEntry("c", 1, ModelState.UNAVAILABLE, "x" * 1000),
     ]
-    text = line(entries=entries, broker="connected").text(0.0)
+    text = line(entries=entries, broker="connected")(0.0)
     assert text == f"serving 1 of 2 models (c: {'x' * 120}…), no camera, broker connected"
 
 
@@ -76,9 +81,9 @@ def test_the_rate_is_measured_over_ten_seconds_and_stays_while_it_differs_little
 
     def ten_seconds(frames: int, since: float) -> str:
         counted.append(frames)
-        return shown.text(since + 10)
+        return shown(since + 10)
 
-    assert "lanes/s" not in shown.text(100.0)
+    assert "lanes/s" not in shown(100.0)
     assert ten_seconds(410, 100.0).endswith(", 41 lanes/s")
     assert ten_seconds(400, 110.0).endswith(", 41 lanes/s")
     assert ten_seconds(48, 120.0).endswith(", 4.8 lanes/s")
@@ -100,5 +105,5 @@ def test_only_frames_with_lanes_are_counted() -> None:
 
 def test_what_became_of_the_last_reload_is_part_of_it() -> None:
     reload = SimpleNamespace(restart_needed=("grpc.port", "device.id"), fault="c.toml: not TOML")
-    text = line(reload=reload).text(0.0)
+    text = line(reload=reload)(0.0)
     assert "; restart needed for grpc.port, device.id; settings not reloaded: c.toml: not" in text

@@ -221,7 +221,7 @@ def test_a_refusal_waits_for_no_load_and_is_shown_after_it(
             before_load.open()
     assert bench.updates.wait_idle(TIMEOUT_S)
     assert bench.ask("m") == 8
-    (entry,) = bench.deployments.table.index(only_ready=True)
+    (entry,) = bench.deployments.table.registry.snapshot.index(only_ready=True)
     assert entry.reason == "a link leads out of it"
 
 
@@ -363,5 +363,5 @@ def test_an_ensemble_that_comes_later_uses_what_serves_and_not_what_failed(
     # Nor is that tried again for it, nor forgotten.
     assert counted.loads["m"] == begun
     assert bench.ask("e") == 7
-    entries = bench.deployments.table.index(only_ready=True)
+    entries = bench.deployments.table.registry.snapshot.index(only_ready=True)
     assert ["SystemExit" in entry.reason for entry in entries] == [False, True]

@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.errors import SettingsError
 from edge_server.settings import Settings, read_settings
-from edge_server.settings.text_file import read_text_file
+from edge_server.settings.read import read_text_file
 
 
 @pytest.fixture

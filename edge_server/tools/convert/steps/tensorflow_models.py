@@ -38,10 +38,6 @@ def keras_to_onnx(
     """Write the Keras model `source` (.keras, .h5) as ONNX, by way of a SavedModel.
 
     Args:
-        progress: called with each step.
-        source: the file.
-        target: the ONNX file.
-        sampling: the inputs to run it on.
         trust: run the code of its layers.
         outputs: their names; if empty, those of the layers.
 
@@ -97,14 +93,9 @@ def saved_model_to_onnx(
     signature: str = "",
     names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Write the SavedModel `source` as ONNX; `signature` names one, otherwise it is the default.
+    """Write the SavedModel `source` as ONNX; an empty `signature` is the default one.
 
     Args:
-        progress: called with each step.
-        source: its directory.
-        target: the ONNX file.
-        sampling: the inputs to run it on.
-        signature: empty is `serving_default`.
         names: output of the signature → its name in the ONNX file.
 
     Raises:
@@ -172,10 +163,6 @@ def graphdef_to_onnx(
     """Write the frozen graph `source` as ONNX.
 
     Args:
-        progress: called with each step.
-        source: the file.
-        target: the ONNX file.
-        sampling: the inputs to run it on.
         outputs: names of nodes; if empty, those that no other node reads.
 
     Raises:
@@ -213,10 +200,6 @@ def checkpoint_to_graphdef(
     """Write TensorFlow 1's checkpoint `source` (.meta, its data beside it) as a frozen graph.
 
     Args:
-        progress: called with each step.
-        source: the .meta file.
-        target: the frozen graph.
-        sampling: the inputs to run it on.
         outputs: names of nodes; if empty, those that no other node reads.
 
     Raises:
@@ -272,11 +255,8 @@ def _freeze_session(
     """Write the graph of a session as a frozen graph.
 
     Args:
-        progress: called with each step.
         session: its variables have their values.
         inputs, outputs: tensor of the graph → its name in the frozen graph.
-        target: the frozen graph.
-        sampling: the inputs to run it on.
     """
     graph = session.graph
     infos = [

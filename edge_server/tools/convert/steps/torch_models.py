@@ -33,17 +33,6 @@ _OPSET = 18
 _STATE_KEYS = ("state_dict", "model_state_dict", "model")
 # That a text names.
 _MOST_KEYS = 5
-_DATATYPES = {
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "INT8": "int8",
-    "INT16": "int16",
-    "INT32": "int32",
-    "INT64": "int64",
-}
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ class Export:
     """What is written as ONNX, and from what.
 
     Attributes:
-        inputs: name, datatype and shape of each input, in order; a name may be empty.
+        inputs: name, numpy's type and shape of each input, in order; a name may be empty.
         outputs: names of the outputs; if empty, `output_0` and so on.
     """
 
@@ -116,7 +105,6 @@ def weights_to_onnx(
     the class's (`module.` of DataParallel), is taken off.
 
     Args:
-        progress: called with each step.
         module: where the class is.
         module_args: of the class: values with commas, a JSON array, or a JSON object by name.
         arguments: see `Export`.
@@ -326,7 +314,7 @@ def _inputs(
     known = {name: (name, datatype, shape) for name, datatype, shape in given if name in names}
     ordered = [known[name] for name in names] if len(known) == len(names) else given
     return [
-        info(given_name or name, _DATATYPES[datatype], shape)
+        info(given_name or name, datatype, shape)
         for name, (given_name, datatype, shape) in zip(names, ordered, strict=True)
     ]
 

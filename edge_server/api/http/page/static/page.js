@@ -224,6 +224,8 @@ function showFigures(camera) {
     ["Off the middle", ...sideways(ego?.lateral_offset_m)],
     ["Lane width", ...(wide === undefined ? ["–", ""] : [wide.toFixed(2), "m"])],
     ["Curve radius", ...curve(ego)],
+    // Other networks: how old the newest result is, or that there is none.
+    ...(camera.state?.networks ?? []).map(({ name, failure, frames, age_ms }) => [name, failure || !frames ? "–" : String(age_ms), failure ? failure.split(":")[0] : "ms"]),
   ];
   const list = $("figures");
   if (list.childElementCount !== rows.length) {
@@ -235,7 +237,8 @@ function showFigures(camera) {
       return row;
     }));
   }
-  rows.forEach(([, value, unit], place) => {
+  rows.forEach(([name, value, unit], place) => {
+    say(list.children[place].firstElementChild, name);
     const [number, small] = list.children[place].lastElementChild.children;
     say(number, value);
     say(small, unit);

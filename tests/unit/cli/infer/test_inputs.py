@@ -1,0 +1,107 @@
+"""A request gets its inputs from files, from a picture through the real steps, or made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from edge_server.api.grpc.client import infer_request
+from edge_server.cli.infer import made_up, picture_input, read_arrays, steps_before
+from edge_server.errors import InvalidRequest, SourceError
+from edge_server.model_config.config import ModelConfig
+
+MODELS = Path(__file__).parents[4] / "models"
+SEVERAL = """
+name: "m" max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: [ 2 ] }
+input { name: "n" data_type: TYPE_INT64 dims: [ -1 ] }
+input { name: "text" data_type: TYPE_STRING dims: [ 1 ] }
+input { name: "half" data_type: TYPE_BF16 dims: [ 3 ] }
+input { name: "maybe" data_type: TYPE_FP32 dims: [ 1 ] optional: true }
+"""
+
+
+def config(text: str) -> ModelConfig:
+    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+
+
+def shipped(name: str) -> ModelConfig:
+    return config((MODELS / name / "config.pbtxt").read_text())
+
+
+def test_a_picture_goes_through_the_steps_before_the_model_once_each() -> None:
+    calls = []
+
+    def infer(model: str, inputs: Any) -> dict[str, Any]:
+        calls.append((model, sorted(inputs)))
+        if model == "lane_preprocess":
+            return {"input": np.ones(3), "image_size": np.ones(2)}
+        return {"predict_lanes": np.zeros(4)}
+
+    picture = np.zeros((1, 4, 4, 3), np.uint8)
+    found = steps_before(infer, shipped("lane_detection"), "lane_decode", {"image": picture})
+    assert sorted(found) == ["image_size", "predict_lanes"]
+    assert calls == [("lane_preprocess", ["image"]), ("laneDetect_model", ["input"])]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("lane_detection", "image"), ("lane_preprocess", "image"), ("laneDetect_model", None)],
+)
+def test_a_picture_is_what_a_model_of_bytes_in_three_dimensions_takes(
+    model: str, name: str | None
+) -> None:
+    spec = picture_input(shipped(model))
+    assert (spec and spec.name) == name
+
+
+def test_made_up_inputs_have_a_batch_and_are_the_same_each_time() -> None:
+    arrays, again = (made_up(config(SEVERAL), 2, {"n": (5,)}) for _ in range(2))
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "x": (2, 2),
+        "n": (2, 5),
+        "text": (2, 1),
+        "half": (2, 3),
+    }
+    assert arrays["x"].tobytes() == again["x"].tobytes()
+    request = infer_request("m", arrays)
+    assert [each.datatype for each in request.inputs] == ["FP32", "INT64", "BYTES", "BF16"]
+    assert list(map(len, request.raw_input_contents)) == [16, 80, 2 * (4 + 4), 12]
+
+
+def test_an_open_dimension_needs_a_shape() -> None:
+    with pytest.raises(InvalidRequest, match="give --shape n:N"):
+        made_up(config(SEVERAL), 1, {})
+
+
+def test_an_array_of_a_file_gets_the_batch_dimension_that_it_lacks(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(2, np.float32))
+    np.save(tmp_path / "b.npy", np.zeros((3, 2), np.float32))
+    for name, shape in (("x", (1, 2)), ("b", (3, 2))):
+        arrays = read_arrays([("x", tmp_path / f"{name}.npy")], config(SEVERAL))
+        assert arrays["x"].shape == shape
+
+
+def test_what_is_no_array_and_no_input_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    pickled, several = tmp_path / "p.npy", tmp_path / "s.npz"
+    np.save(pickled, np.array([{}]), allow_pickle=True)
+    np.savez(several, a=np.zeros(1))
+    empty, broken = tmp_path / "e.npy", tmp_path / "b.npz"
+    empty.touch()
+    broken.write_bytes(several.read_bytes()[:40])
+    for path, text in (
+        (empty, "No data left"),
+        (broken, "not a zip file"),
+        (tmp_path / "missing.npy", "No such file"),
+        (pickled, "allow_pickle=False"),
+        (several, "has several arrays"),
+    ):
+        with pytest.raises(SourceError, match=text):
+            read_arrays([("x", path)], config(SEVERAL))
+    with pytest.raises(InvalidRequest, match=r"--input y: its inputs are x FP32 \[2\]"):
+        read_arrays([("y", pickled)], config(SEVERAL))
