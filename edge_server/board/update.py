@@ -112,7 +112,7 @@ class BootSlots:
         self._write(_status_of(slot), _NORMAL)
         self._nvbootctrl(["-t", "rootfs", "set-active-boot-slot", str(SLOTS.index(slot))])
         if (found := self.primary()) != slot:
-            raise Unavailable(f"slot {slot} was chosen, and {found} would still boot")
+            raise Unavailable(f"slot {slot} was chosen, and {found} would boot instead")
 
     def tries(self, slot: Slot) -> int:
         """Return how often the firmware would boot the slot before it is verified."""
