@@ -14,7 +14,7 @@ from edge_server.inference.request_check import parse_version
 from edge_server.model_config.parse import MAX_CONFIG_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.data_plane import DataPlane, ModelControl
@@ -131,7 +131,7 @@ def loading(control: ModelControl | None) -> ModelControl:
 
 
 def load_model(
-    control: ModelControl | None, request: Any, cancellation: Cancellation | None = None
+    control: ModelControl, request: Any, cancellation: Cancellation | None = None
 ) -> None:
     """Execute a `RepositoryModelLoadRequest`; raise as `ModelControl.load`, or Triton's texts."""
     refuse_repository_name(request)
@@ -145,7 +145,7 @@ def load_model(
         else:
             path = path_in_model(key)
             files[path] = typed_value(value, where, "bytes_param")
-    load_files(control, request.model_name, config, files, cancellation)
+    control.load(request.model_name, config=config, files=files, cancellation=cancellation)
 
 
 def refuse_long_config(size_bytes: int) -> None:
@@ -157,19 +157,6 @@ def refuse_long_config(size_bytes: int) -> None:
         )
 
 
-def load_files(
-    control: ModelControl | None,
-    name: str,
-    config: str | None,
-    files: Mapping[str, bytes],
-    cancellation: Cancellation | None = None,
-) -> None:
-    """Load a model, from the repository or from `files`; raise as `load_model`."""
-    if control is None:
-        raise Unavailable(NOT_ALLOWED)
-    control.load(name, config=config, files=files, cancellation=cancellation)
-
-
 def unload_model(control: ModelControl | None, request: Any) -> None:
     """Execute a `RepositoryModelUnloadRequest`; raise as `ModelControl.unload`, or Triton's
     texts.
@@ -179,9 +166,7 @@ def unload_model(control: ModelControl | None, request: Any) -> None:
     if "unload_dependents" in request.parameters:
         value = request.parameters["unload_dependents"]
         dependents = typed_value(value, "'unload_dependents' parameter", "bool_param")
-    if control is None:
-        raise Unavailable(NOT_ALLOWED)
-    control.unload(request.model_name, unload_dependents=dependents)
+    loading(control).unload(request.model_name, unload_dependents=dependents)
 
 
 def refuse_repository_name(request: Any) -> None:

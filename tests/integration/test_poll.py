@@ -415,33 +415,6 @@ def test_an_ensemble_and_its_member_change_together(
     assert server.wait_for(3, "e") <= {2}
 
 
-def test_nothing_is_loaded_on_request(serve: Callable[..., Server]) -> None:
-    server = serve()
-    for call in (server.client.load_model, server.client.unload_model):
-        with pytest.raises(InferenceServerException) as caught:
-            call("m")
-        assert caught.value.status() == "StatusCode.UNAVAILABLE"
-        assert caught.value.message() == (
-            "explicit model load / unload is not allowed if polling is enabled"
-        )
-
-
-def test_a_first_start_without_a_repository_ends_as_in_mode_none(
-    serve: Callable[..., Server], repository: Path
-) -> None:
-    shutil.rmtree(repository)
-    with pytest.raises(AssertionError, match="the model repository cannot be read"):
-        serve()
-
-
-def test_a_first_start_with_a_broken_model_ends_as_in_mode_none(
-    serve: Callable[..., Server], repository: Path
-) -> None:
-    (repository / "m" / "1" / "model.onnx").write_bytes(b"no model")
-    with pytest.raises(AssertionError, match="ended with 78"):
-        serve()
-
-
 def test_a_store_serves_no_models_of_another_repository(
     serve: Callable[..., Server], tmp_path: Path
 ) -> None:

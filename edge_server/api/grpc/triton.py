@@ -242,8 +242,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
 
     def RepositoryModelLoad(self, request: bytes, call: UnaryCall) -> bytes:
         """Parse the message from bytes, as it may carry model files; see `read_load_request`."""
-        control = loading(self._control)
-        load_model(control, read_load_request(request), call)
+        load_model(loading(self._control), read_load_request(request), call)
         return b""
 
     def RepositoryModelUnload(self, request: Any, context: Any) -> Any:

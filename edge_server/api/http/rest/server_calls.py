@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.control_calls import (
-    load_files,
+    loading,
     refuse_long_config,
     server_extensions,
     statistics_message,
@@ -130,7 +130,7 @@ def load(api: RestApi, call: RestCall) -> Answer:
             files[path_in_model(key)] = fields.load_value(key, value, bytes)
         else:
             raise InternalError("unexpected error on creating Triton parameter")
-    load_files(api.control, call.model, config, files, call.connection)
+    loading(api.control).load(call.model, config=config, files=files, cancellation=call.connection)
     return NOTHING
 
 
