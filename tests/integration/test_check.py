@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,15 +80,6 @@ def test_a_password_file_that_is_missing_ends_run_with_78(
     done = edge("run", *PORTS, decode, configured(tmp_path, broker, missing))
     assert done.returncode == 78
     assert f"mqtt.password_file: {missing}: cannot be read: No such file" in done.stderr
-
-
-def test_a_port_that_something_else_holds_ends_check_with_69(decode: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = edge("check", decode, f"--grpc-port={port}", "--metrics-port=0", "--http-port=0")
-    assert done.returncode == 69
-    assert f"gRPC cannot listen on 127.0.0.1:{port}: " in done.stderr
-    assert "model lane_decode version 1: READY" in done.stdout
 
 
 def test_check_is_well_beside_the_daemon_that_runs(

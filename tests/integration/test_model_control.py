@@ -130,28 +130,6 @@ def test_unload_dependents_takes_the_members_that_nobody_asked_for(
     server.unload_model("nowhere")
 
 
-def test_loads_that_cannot_be_done_say_why_in_tritons_words(
-    server: triton.InferenceServerClient,
-) -> None:
-    not_polled = "failed to load '{}', failed to poll from model repository"
-    assert refusal(server.load_model, "nowhere") == (
-        "StatusCode.INTERNAL",
-        not_polled.format("nowhere"),
-    )
-    status, text = refusal(server.load_model, "broken")
-    assert status == "StatusCode.INTERNAL"
-    assert text.startswith(not_polled.format("broken"))
-    assert not server.is_server_ready()
-    assert refusal(server.load_model, " ") == (
-        "StatusCode.INVALID_ARGUMENT",
-        "Model name cannot be empty. Please enter a valid name to deploy.",
-    )
-    assert refusal(server.load_model, "../echo") == (
-        "StatusCode.INVALID_ARGUMENT",
-        "invalid model name '../echo', model name must not contain path traversal characters",
-    )
-
-
 def test_a_reload_that_fails_leaves_what_serves(
     server: triton.InferenceServerClient, models: Path
 ) -> None:
@@ -194,27 +172,6 @@ def test_an_override_may_give_one_group_of_instances_as_an_object(
     server.load_model("echo", config=json.dumps(config))
     (group,) = server.get_model_config("echo").config.instance_group
     assert group.count == 2
-
-
-def test_overrides_that_are_wrong_are_refused(server: triton.InferenceServerClient) -> None:
-    not_polled = "failed to load 'echo', failed to poll from model repository: "
-    # The first as in simple_grpc_model_control.py of Triton's client examples.
-    malformed = '"parameters": {"config": {{"max_batch_size": "16"}}}'
-    files = {"file:1/" + "x" * 300: b""}
-    for sent in ({"config": malformed}, {"files": {"file:1/any": b""}}):
-        status, text = refusal(server.load_model, "echo", **sent)
-        assert (status, text[: len(not_polled)]) == ("StatusCode.INTERNAL", not_polled)
-    config = json.dumps(OVERRIDE)
-    status, text = refusal(server.load_model, "echo", config=config, files=files)
-    assert status == "StatusCode.INTERNAL"
-    assert text.endswith("File name too long")
-    assert refusal(server.load_model, "echo", config=config, files={"file:../x": b""}) == (
-        "StatusCode.INVALID_ARGUMENT",
-        "Invalid file parameter 'file:../x' with normalized path '../x' must stay within model "
-        "directory.",
-    )
-    _, text = refusal(server.load_model, "echo", config=config, files={"file:any": b""})
-    assert text.startswith(f"{not_polled}(files of the request)/echo: at least one version must")
 
 
 def test_a_server_without_explicit_control_refuses_with_tritons_text(
