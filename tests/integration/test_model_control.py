@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
+from support.verb import run_verb
 from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.model_push import write_manifest
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-TIMEOUT_S = 60.0
 IDENTITY = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
@@ -250,13 +248,7 @@ def test_where_models_must_be_signed_a_start_with_another_is_refused(
         f'signatures = "require"\nsignature_keys = ["{public}"]\n[metrics]\nport = 0\n'
         "[http]\nport = 0\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_server", "run", f"--config={settings}", "--grpc-port=0"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_verb("run", f"--config={settings}", "--grpc-port=0")
     assert done.returncode == 78
     assert "model 'echo': is not signed: it has neither manifest.json nor" in done.stderr
     assert "model echo: READY" not in done.stderr

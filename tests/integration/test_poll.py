@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
-import sys
 import time
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from support.verb import run_verb
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -72,13 +71,7 @@ def swap(repository: Path, name: str, data: bytes, config: str = 'backend: "onnx
 
 def models(*arguments: str | Path) -> str:
     """What `edge-server models` prints when all is well."""
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_verb("models", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

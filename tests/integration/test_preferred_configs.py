@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +14,13 @@ import pytest
 from support.daemon_process import Process
 from support.flashed_board import FlashedBoard
 from support.polling_server import POLL
+from support.verb import run_verb
 from support.waiting import wait_until
 
 from tests.integration.test_tensorrt import copies, lanes
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     import tritonclient.grpc as triton
@@ -280,14 +281,7 @@ def test_a_flashed_board_builds_serves_a_plan_and_builds_it_again_for_another_te
 
 
 def edge(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_server", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_verb(*arguments, env={**os.environ, **environment})
 
 
 def refresh(*arguments: str, **environment: str) -> str:

@@ -5,31 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.verb import ANY_PORTS, run_verb
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from support.daemon_process import Process
 
 MODELS = Path(__file__).parents[2] / "models"
-TIMEOUT_S = 120.0
-PORTS = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
 
 
 def run_to_its_end(*arguments: str, verb: str = "run") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_server", verb, *PORTS, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    return run_verb(verb, *ANY_PORTS, *arguments)
 
 
 @pytest.fixture
