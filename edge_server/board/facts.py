@@ -56,7 +56,6 @@ class BoardEngine:
 
 
 def read_engines(root: Path) -> tuple[BoardEngine, ...]:
-    """Read the engines of the board below `root`."""
     engines = []
     for policy in listed(root / "sys/devices/system/cpu/cpufreq", "policy*"):
         khz = (read_number(policy / f"scaling_{name}_freq") for name in ("cur", "max"))
