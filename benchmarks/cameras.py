@@ -1,6 +1,7 @@
 """How cameras share one model: frames per camera, ages, drops, processor time.
 
     python benchmarks/cameras.py [--run-ms MS] [--seconds S] [--batch ROWS] [--cameras 1,2,4,8]
+                                 [--networks MS,MS,...] [--verdicts N]
 
 Each row runs so many cameras, each with images of another size, through the camera loop and an
 ensemble whose network takes `--run-ms` for a run and whose other steps take 1 ms. All cameras
@@ -8,6 +9,15 @@ deliver 30 frames a second ("even"), or 15 to 60 ("mixed"). A camera's share is 
 frames that got lanes; max/min is over cameras that offer more frames than an even share. `age` is
 from capture until the listeners get the lanes; `CPU` is the process's time for one camera, in
 percent of one processor.
+
+`--networks 200,5` gives each camera other networks beside the lanes, which take so many ms for a
+run; each has a line with its results a second and their ages. A simulated run sleeps: what networks
+cost each other on one processor or GPU does not show.
+
+`--verdicts 20` runs no camera: it judges 20 equal and 20 worse candidates for the lanes that the
+shipped network finds in 700 frames of a drawn road. A candidate is made of those lanes, whose lines
+are moved by noise of 1 px. A worse one misses 40 % of them, adds one to half of the frames, has
+noise of 12 px, or lies 14 px off.
 
 With `--rtsp` the cameras are RTSP streams on loopback, at a third of those rates, which a reader
 decodes; their ages count from the time in the pixels, before the camera encodes them. Where the
@@ -20,10 +30,12 @@ import argparse
 import sys
 import threading
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections import Counter
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, cycle
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,23 +46,32 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.cameras.camera import Camera
-from edge_server.cameras.frame import Frame, Pace
-from edge_server.cameras.source import SourceKind
+from edge_server.cameras.frame import Frame, Pace, UsefulSize
+from edge_server.cameras.source import SourceKind, open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
+from edge_server.lanes.agreement import LaneAgreement
+from edge_server.lanes.road_geometry import indexed_by_picture
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline.fair_shares import FairShares
+from edge_server.pipeline.lane_model import LaneModel
 from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.pixels import Image
 from edge_server.requests import InferRequest
+from edge_server.settings import NetworkSection
 from edge_server.tensors import Tensor
+from edge_server.tools.plan import load_models
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edge_server.backends.contract import Tensors
     from edge_server.cameras.source_uri import SourceUri
     from edge_server.lanes.types import LaneFrame
+    from edge_server.pipeline.perception import NetworkFrame
 
 RATES_FPS = {"even": (30.0,) * 8, "mixed": (60.0, 30.0, 15.0, 50.0, 20.0, 45.0, 25.0, 55.0)}
 WARM_UP_S = 1.0
@@ -92,6 +113,19 @@ class Row:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     client_requests: int = 0
+    network_ages_ms: dict[str, list[float]] = field(default_factory=dict)
+
+    def note_network(self, frame: NetworkFrame) -> None:
+        age_ms = frame.age_ns(time.monotonic_ns()) / 1e6
+        self.network_ages_ms[frame.network].append(age_ms)
+
+    def network_lines(self) -> list[str]:
+        lines = []
+        for name, ages in self.network_ages_ms.items():
+            p50, p99 = np.percentile(ages, (50, 99)) if ages else (np.nan, np.nan)
+            rate = len(ages) / self.wall_s
+            lines.append(f"  {name:8} {rate:9.1f} results/s, age p50 {p50:.1f}, p99 {p99:.1f} ms")
+        return lines
 
     def note(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
         if frame is None or lane_frame.failure:
@@ -149,8 +183,9 @@ ensemble_scheduling {{
 QUICK_S = 0.001
 
 
-def lane_model(run_s: float, batch_rows: int) -> DataPlane:
-    """Return a data plane with a lane model, whose network takes `run_s` for any number of rows."""
+def lane_model(run_s: float, batch_rows: int, networks_ms: Sequence[float] = ()) -> DataPlane:
+    """Return a data plane with a lane model, whose network takes `run_s` for any number of rows,
+    and with other networks that take so many ms."""
 
     def scale(inputs: Tensors, _outputs: frozenset[str]) -> Tensors:
         time.sleep(QUICK_S)
@@ -178,7 +213,24 @@ def lane_model(run_s: float, batch_rows: int) -> DataPlane:
         config = _config(text + CONFIGS[name])
         _load(registry, scheduling.model(config, 1, TensorModel(run)))
     _load(registry, scheduling.ensemble(_config(ENSEMBLE), 1))
+    for name, ms in networks(networks_ms):
+
+        def other(_inputs: Tensors, _outputs: frozenset[str], ms: float = ms) -> Tensors:
+            time.sleep(ms / 1e3)
+            return {"f": Tensor(np.zeros((1, 8), np.float32))}
+
+        text = (
+            f'name: "{name}" backend: "identity" instance_group {{ count: 1 }} max_batch_size: 1 '
+        )
+        text += f'input {{ name: "image" {IMAGE} }} '
+        text += 'output { name: "f" data_type: TYPE_FP32 dims: 8 }'
+        _load(registry, scheduling.model(_config(text), 1, TensorModel(other)))
     return DataPlane(registry)
+
+
+def networks(networks_ms: Sequence[float]) -> list[tuple[str, float]]:
+    """Return the names of other networks, and what each takes."""
+    return [(f"n{number}_{ms:g}ms", ms) for number, ms in enumerate(networks_ms)]
 
 
 def _config(text: str) -> ModelConfig:
@@ -192,7 +244,9 @@ def _load(registry: ModelRegistry, loaded: LoadedModel) -> None:
 
 def run_row(fps: tuple[float, ...], uris: list[str], arguments: argparse.Namespace) -> Row:
     """Run cameras with these sources at the rates `fps` side by side."""
-    data_plane = lane_model(arguments.run_ms / 1e3, arguments.batch)
+    data_plane = lane_model(arguments.run_ms / 1e3, arguments.batch, arguments.networks)
+    network_shares = FairShares()
+    names = [name for name, _ in networks(arguments.networks)]
     row = Row(fps, bool(arguments.rtsp), {f"camera{n}": [] for n in range(len(fps))})
     options = SourceOptions(reader=arguments.reader) if arguments.rtsp else NO_OPTIONS
     shares = FairShares()
@@ -203,9 +257,22 @@ def run_row(fps: tuple[float, ...], uris: list[str], arguments: argparse.Namespa
             "lane_detection",
             [row.note],
             shares=shares,
+            networks=[
+                NetworkPipeline(
+                    name,
+                    network,
+                    NetworkSection(network, deadline_ms=1000),
+                    data_plane,
+                    [row.note_network],
+                    shares=network_shares,
+                )
+                for network in names
+            ],
         )
         for name, uri in zip(row.ages_ms, uris, strict=True)
     ]
+    row.network_ages_ms = {name: [] for name in names}
+    loops = [worker for p in pipelines for worker in (p.worker, *(n.worker for n in p.networks))]
     stop = threading.Event()
     clients = [
         threading.Thread(target=partial(_request, data_plane, row, stop))
@@ -213,11 +280,12 @@ def run_row(fps: tuple[float, ...], uris: list[str], arguments: argparse.Namespa
     ]
     for pipeline in pipelines:
         pipeline.camera.start()
-        pipeline.worker.start()
+    for worker in loops:
+        worker.start()
     for client in clients:
         client.start()
     time.sleep(RTSP_WARM_UP_S if arguments.rtsp else WARM_UP_S)
-    for ages in row.ages_ms.values():
+    for ages in (*row.ages_ms.values(), *row.network_ages_ms.values()):
         ages.clear()
     before = [(p.camera.captured, p.camera.dropped + p.too_old_frames) for p in pipelines]
     row.client_requests = 0
@@ -229,11 +297,11 @@ def run_row(fps: tuple[float, ...], uris: list[str], arguments: argparse.Namespa
         p.camera.dropped + p.too_old_frames - b[1] for p, b in zip(pipelines, before, strict=True)
     )
     stop.set()
+    for worker in (*loops, *(p.camera.worker for p in pipelines)):
+        worker.ask_to_stop()
+    for worker in loops:
+        worker.stop()
     for pipeline in pipelines:
-        pipeline.worker.ask_to_stop()
-        pipeline.camera.worker.ask_to_stop()
-    for pipeline in pipelines:
-        pipeline.worker.stop()
         pipeline.camera.stop()
     for client in clients:
         client.join()
@@ -248,6 +316,52 @@ def _request(data_plane: DataPlane, row: Row, stop: threading.Event) -> None:
         row.client_requests += 1
 
 
+_FAULTS = {
+    "misses": (0.4, 0, 1, 0),
+    "adds": (0, 0.5, 1, 0),
+    "jumps": (0, 0, 12, 0),
+    "off": (0, 0, 1, 14),
+}
+VERDICT_FRAMES = 700
+
+
+def print_verdicts(count: int) -> None:
+    """Judge so many equal and so many worse candidates."""
+    source = open_source("synthetic://road?seed=7&fps=0")
+    served = []
+    with ExitStack() as stack:
+        plane = load_models(Path(__file__).parents[1] / "models", stack)
+        model = LaneModel(plane, "lane_detection", UsefulSize(), FairShares())
+        for _ in range(VERDICT_FRAMES):
+            frame = source.read()
+            assert frame is not None
+            lanes = indexed_by_picture(model.detect(frame).lanes, *frame.size)
+            served.append((lanes, frame.capture_mono_ns))
+    for kind in ("equal", *_FAULTS):
+        outcomes: Counter[str] = Counter()
+        number = count if kind == "equal" else -(-count // len(_FAULTS))
+        for seed in range(number):
+            generator = np.random.default_rng(seed)
+            misses, adds, noise_px, off_px = _FAULTS.get(kind, (0, 0, 1, 0))
+            agreement = LaneAgreement()
+            for lanes, mono_ns in served:
+                made = [
+                    replace(
+                        each,
+                        points=each.points
+                        + np.array([off_px + generator.normal(0, noise_px), 0], np.float32),
+                    )
+                    for each in lanes
+                    if generator.random() >= misses
+                ]
+                if lanes and generator.random() < adds:
+                    made.append(replace(lanes[0], points=lanes[0].points + np.float32((300, 0))))
+                given = {"size": frame.size, "candidate_us": 20_000, "served_us": 20_000}
+                agreement.add(lanes, made, mono_ns, **given)
+            outcomes[agreement.verdict().outcome] += 1
+        print(f"{kind:7} {number:3}: {dict(outcomes)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run-ms", type=float, default=20.0)
@@ -255,9 +369,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1, help="rows; above 1: dynamic batching")
     parser.add_argument("--clients", type=int, default=0, help="that send requests beside them")
     parser.add_argument("--cameras", default="1,2,4,8")
+    parser.add_argument(
+        "--networks",
+        type=lambda text: [float(ms) for ms in text.split(",")],
+        default=[],
+        metavar="MS,MS,...",
+        help="other networks beside the lanes",
+    )
+    parser.add_argument("--verdicts", type=int, default=0, help="equal and worse candidates, each")
     parser.add_argument("--rtsp", metavar="WIDTHxHEIGHT", help="RTSP cameras of this size")
     parser.add_argument("--reader", default=readers()[0], choices=["gstreamer", "opencv"])
     arguments = parser.parse_args()
+    if arguments.verdicts:
+        print_verdicts(arguments.verdicts)
+        return
     if arguments.rtsp and (missing := what_is_missing()):
         sys.exit(missing)
     print(f"model: {arguments.run_ms:g} ms a run, {arguments.batch} rows", end="")
@@ -278,7 +403,7 @@ def main() -> None:
                 sources = nullcontext([f"steady://it?fps={f:g}&width={w}" for f, w in stills])
             with sources as uris:
                 row = run_row(rates, uris, arguments)
-            print(f"{name:7} {row.line()}", flush=True)
+            print("\n".join([f"{name:7} {row.line()}", *row.network_lines()]), flush=True)
 
 
 if __name__ == "__main__":

@@ -101,9 +101,9 @@ def true_lanes(_: NDArray[np.uint8], lines: list[NDArray[np.float32]]) -> tuple[
     return tuple(lanes)
 
 
-def model_lanes(devices: Devices) -> Detect:
-    """Return what asks the shipped model."""
-    data_plane = load_models(SHIPPED_MODELS, devices)
+def model_lanes(devices: Devices, models: Path = SHIPPED_MODELS) -> Detect:
+    """Return what asks the model of a repository, the shipped one by default."""
+    data_plane = load_models(models, devices)
 
     def detect(image: NDArray[np.uint8], _: object) -> tuple[Lane, ...]:
         request = InferRequest("lane_detection", {"image": Tensor.of(image[np.newaxis])})
@@ -122,8 +122,9 @@ def drive(
     course = Drive(scene, manoeuvres=True)
     camera = scene.camera
     focal_px = camera.focal * WIDTH
-    # The renderer's camera is shifted, not tilted: its optical axis is level.
-    centre = WIDTH / 2 - 0.5, camera.horizon * HEIGHT - 0.5
+    # The renderer's camera is shifted, not tilted: its optical axis is level. OpenCV draws with the
+    # origin in the middle of the first pixel.
+    centre = WIDTH / 2, camera.horizon * HEIGHT
     lens = Lens("pinhole", WIDTH, HEIGHT, focal_px, focal_px, *centre, (0.0,) * 5)
     model = CameraModel(lens, Mounting(camera.height_m))
     log, vehicle = EventLog(), VehicleInputs()

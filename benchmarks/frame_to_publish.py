@@ -2,9 +2,9 @@
 
     python benchmarks/frame_to_publish.py [--source URI] [--frames N]
 
-Runs the whole appliance (`edge-server demo`, a real broker where mosquitto is installed) and reads
-the messages as a subscriber gets them: every figure is what the message itself says. The last line
-is everything but the model's own run.
+Runs the whole appliance (`edge-server demo`) and reads the messages that a broker would get: every
+figure is what the message itself says, so it ends where the message is handed to the connection.
+The last line is everything but the model's own run. `publish` has what puts the lines on the road.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ same network fed from the host gives the lanes to compare with. Exits 69 where t
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,8 @@ from edge_server.lifecycle.build import Build
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
-from edge_server.model_config.config import Completion
+from edge_server.model_config.config import Completion, InstanceGroup
+from edge_server.model_config.ensemble_graph import resolve_graph
 from edge_server.repository.scan import Repositories
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 MODELS = Path(__file__).parent.parent / "models"
 PREPROCESS, NETWORK, DECODE = "lane_preprocess", "laneDetect_model", "lane_decode"
+ENSEMBLE = "lane_detection"
 ROWS, COLUMNS = 2784, 77
 # Of lanes in px, between one way and the other.
 MOST_DIFFERENCE_PX = 1.0
@@ -72,7 +75,7 @@ def measure(devices: Devices, network: Network, frame: Tensor, repeats: int) -> 
     lanes, took_ms, copies = {}, {}, {}
     for where, gpus in (("gpu", devices.count), ("cpu", 0)):
         snapshot = world(devices, network, gpus)
-        request = InferRequest("lane_detection", {"image": frame})
+        request = InferRequest(ENSEMBLE, {"image": frame})
         took_ms[where] = host_ms(lambda s=snapshot, r=request: s.infer(r), repeats)
         lanes[where] = snapshot.infer(request).outputs["lane_points"].array
         copies[where] = {
@@ -103,12 +106,14 @@ def measure(devices: Devices, network: Network, frame: Tensor, repeats: int) -> 
 def goals_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     goals = []
     for row in rows:
-        between = {k: n for k, n in row["copies_per_frame"].items() if not k.startswith(DECODE)}
+        between = dict(row["copies_per_frame"])
+        # The decoding works on the host.
+        between.pop(f"{NETWORK} to_host", None)
         # A card is given the frame itself, once; an integrated GPU reads it in place.
         between.pop(f"{PREPROCESS} to_device", None)
         difference = row["largest_difference_px"]
         for goal, reached, met in (
-            ("no copy between preprocessing and decoding", sum(between.values()), not between),
+            ("no copy between preprocessing and network", sum(between.values()), not between),
             (
                 f"lanes within {MOST_DIFFERENCE_PX:g} px of those by the host",
                 "other lanes" if difference is None else difference,
@@ -131,9 +136,17 @@ def world(devices: Devices, network: Network, gpus: int) -> Snapshot:
     for failed in loader.load_all():
         raise Unavailable(failed.reason)
     entries = dict(registry.snapshot.entries)
-    shipped = entries[NETWORK, 1].loaded
-    loaded = Scheduling().model(shipped.config, 1, network)
+    on_gpu = InstanceGroup(NETWORK, "GPU", 1, gpus=(0,))
+    config = replace(entries[NETWORK, 1].loaded.config, instance_groups=(on_gpu,))
+    loaded = Scheduling().model(config, 1, network)
     entries[NETWORK, 1] = ModelEntry(NETWORK, 1, ModelState.READY, loaded=loaded)
+    ensemble = resolve_graph(
+        entries[ENSEMBLE, 1].loaded.config,
+        MODELS / ENSEMBLE,
+        lambda step: entries[step.model_name, 1].loaded.config,
+    )
+    loaded = Scheduling().ensemble(ensemble, 1)
+    entries[ENSEMBLE, 1] = ModelEntry(ENSEMBLE, 1, ModelState.READY, loaded=loaded)
     return Snapshot(entries)
 
 

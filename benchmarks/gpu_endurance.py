@@ -23,9 +23,8 @@ from gpu_tensorrt import serving
 
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.source import open_source
-from edge_server.gpu.stream import record_graph
 from edge_server.gpu.memory import DeviceMemory
-from edge_server.gpu.stream import Stream
+from edge_server.gpu.stream import Stream, record_graph
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 

@@ -1,21 +1,23 @@
 """How far lines lie from the paint of the road, without a label: the paint itself is the measure.
 
     python benchmarks/paint.py [--clip FILE ...] [--data DIR] [--drives 7,8] [--conditions night]
-                               [--check] [--pictures DIR]
+                               [--check] [--pictures DIR] [--models DIR]
 
-`paint_finder.py` finds the paint apart from what the server does. Its middle is compared, row by
-row, with the network's lines, with those moved onto their paint, and with what is published: the
-tracked lines on the road, put back into the picture. Printed for each set: the distance along the
-row, in px of a picture 1280 px wide, median/90th percentile, by third of the line's height in the
-picture and by kind of line; the row in which the own lane's lines meet, less that of their paint;
-the pitch that `calibrate estimate` says of a clip, and that of its paint; the spacing of dashes
-with either; the change of the far distance from frame to frame; and the share of rows whose
-published deviation contains the distance, once (67 %) and twice (95 %).
+`lane_training/paint_finder.py` finds the paint apart from what the server does. Its middle is
+compared, row by row, with the network's lines, with those moved onto their paint, and with what is
+published: the tracked lines on the road, put back into the picture. Printed for each set: the
+distance along the row, in px of a picture 1280 px wide, median/90th percentile, by third of the
+line's height in the picture and by kind of line; the row in which the own lane's lines meet, less
+that of their paint; the pitch that `calibrate estimate` says of a clip, and that of its paint; the
+spacing of dashes with either; the change of the far distance from frame to frame; and the share of
+rows whose published deviation contains the distance, once (67 %) and twice (95 %).
 
---clip is a drive of a camera of --fov degrees, --data the folder that training takes, of which
-frames are measured that training never sees, --drives rendered roads, whose truth is known: there
-errors on the road are measured, too, with a calibration that errs as much as it says. --check
-measures the measure: the paint against the truth of the drives.
+--clip is a drive of a camera of --fov degrees, or with the lens of --calibration, of which the
+--last part is measured; --data the folder that training takes, of which frames are measured that
+training never sees; --drives rendered roads, whose truth is known: there errors on the road are
+measured, too, of lines by their distance and of the vehicle in its lane, each with the share that
+its published deviation contains, with a calibration that errs as much as it says. --check measures
+the measure: the paint against the truth of the drives.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import cv2
 import numpy as np
 from drive import model_lanes
-from paint_finder import Paint, Scale, find_paint, meeting_row, scale_of
+from evaluate_lane_model import SHIPPED_MODELS
+from lane_training.paint_finder import Paint, Scale, find_paint, meeting, scale_of
 
-from edge_server.cameras.calibration import Calibration
+from edge_server.cameras.calibration import Calibration, read_calibration
 from edge_server.gpu.device import Devices
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.departure import DepartureRule
@@ -66,6 +69,8 @@ FEWEST_SHARE = 0.12
 THIRDS = ("near", "middle", "far")
 # Of published ground errors.
 DISTANCES_M = ((3.0, 15.0), (15.0, 30.0), (30.0, 60.0))
+# Of each drive whose road alone is measured: one error of the yaw is common to all its frames.
+CALIBRATIONS = 6
 OTHER_LINE_M, FITTED_TO_M = 1.0, 45.0
 WITHIN = {1.0: 67, 2.0: 95}
 
@@ -121,6 +126,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clip", type=Path, action="append", default=[])
     parser.add_argument("--fov", type=float, default=57.0, help="of the clips, degrees")
+    parser.add_argument("--last", type=float, default=1.0, help="share of each clip, its end")
+    parser.add_argument("--calibration", type=Path, help="of the clips, for its lens")
+    parser.add_argument("--models", type=Path, default=SHIPPED_MODELS, help="a repository")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--drives", default="")
     parser.add_argument("--conditions", default="")
@@ -132,11 +140,15 @@ def main() -> int:
     arguments = parser.parse_args()
     devices = Devices()
     try:
-        detect = model_lanes(devices)
+        detect = model_lanes(devices, arguments.models)
         for clip in arguments.clip:
             pictures = list(clip_pictures(clip, detect))
-            camera, said = estimated(pictures, arguments.fov)
-            found = measure(pictures, camera, arguments.pictures, clip.stem)
+            lens = rough_camera(pictures[0].bgr, arguments.fov, 0.0, 1.3).lens
+            if arguments.calibration is not None:
+                lens = read_calibration(arguments.calibration).model.lens
+            camera, said = estimated(pictures, lens)
+            first = round(len(pictures) * (1.0 - arguments.last))
+            found = measure(pictures, camera, arguments.pictures, clip.stem, first=first)
             found.said = said
             report(clip.name, found, camera)
         if arguments.data:
@@ -151,10 +163,13 @@ def main() -> int:
                 check(drawn, total)
             else:
                 camera = camera_of(scene, scene.camera.horizon * 720)
-                camera = camera if arguments.exact else misread(camera, seed)
                 if arguments.road:
-                    follow_road(drawn, camera, total)
+                    pictures = list(drawn)
+                    for number in range(1 if arguments.exact else CALIBRATIONS):
+                        read = camera if arguments.exact else misread(camera, seed, number)
+                        follow_road(pictures, read, total)
                 else:
+                    camera = camera if arguments.exact else misread(camera, seed)
                     measure(drawn, camera, arguments.pictures, f"drive{seed}", total)
         if arguments.drives:
             name = f"rendered drives {arguments.drives} {arguments.conditions}".strip()
@@ -173,9 +188,9 @@ def numbers(text: str) -> list[int]:
     return found
 
 
-def misread(camera: CameraModel, seed: int) -> CameraModel:
+def misread(camera: CameraModel, seed: int, number: int = 0) -> CameraModel:
     """Return the camera as a calibration has it whose errors are as large as it says."""
-    rng = np.random.default_rng((seed, 5))
+    rng = np.random.default_rng((seed, 5, number))
     mounting = camera.mounting
     pitch, yaw = rng.normal(0.0, (mounting.pitch_std_rad, mounting.yaw_std_rad))
     return CameraModel(camera.lens, replace(mounting, pitch_rad=float(pitch), yaw_rad=float(yaw)))
@@ -238,10 +253,9 @@ def rough_camera(
     return CameraModel(lens, Mounting(height_m, pitch_rad))
 
 
-def estimated(pictures: Sequence[Picture], fov: float) -> tuple[CameraModel, Mounting]:
+def estimated(pictures: Sequence[Picture], lens: Lens) -> tuple[CameraModel, Mounting]:
     """Return the camera as `calibrate estimate` finds it, and what it says of the mounting."""
-    camera = rough_camera(pictures[0].bgr, fov, 0.0, 1.3)
-    estimator = MountingEstimator(camera.lens)
+    estimator = MountingEstimator(lens)
     for picture in pictures:
         estimator.add(picture.lanes, Image.of_bgr(picture.bgr))
     found = estimator.estimate()
@@ -250,7 +264,7 @@ def estimated(pictures: Sequence[Picture], fov: float) -> tuple[CameraModel, Mou
     said = mounting_of(
         found, found.height_m(LANE_M), Mounting(1.0), least_std_rad=math.radians(0.1)
     )
-    return CameraModel(camera.lens, said), said
+    return CameraModel(lens, said), said
 
 
 class Follower:
@@ -324,11 +338,11 @@ def look_at(picture: Picture) -> Seen | None:
     luma = cv2.cvtColor(picture.bgr, cv2.COLOR_BGR2GRAY)
     paints = [find_paint(luma, line, scale) for line in lines]
     own = paints[left], paints[right]
-    meeting = math.nan
+    meeting_px = math.nan
     if all(len(each.rows) >= 2 * FEWEST_ROWS and each.share >= FEWEST_SHARE for each in own):
         pair = [(each.rows, each.x_px) for each in own]
-        meeting = meeting_row(pair, scale.horizon_px)
-    return Seen(scale, paints, (left, right), meeting)
+        meeting_px = meeting(pair, scale.horizon_px).row_px
+    return Seen(scale, paints, (left, right), meeting_px)
 
 
 def foot(line: Floats, height: int) -> float:
@@ -343,13 +357,18 @@ def measure(
     folder: Path | None,
     name: str,
     found: Found | None = None,
+    *,
+    first: int = 0,
 ) -> Found:
+    """Measure the pictures from number `first` on; those before are followed."""
     found = found or Found()
     follower = Follower(camera)
     before: dict[tuple[str, int], float] = {}
     for number, picture in enumerate(pictures):
-        found.frames += 1
         frame = follower.follow(picture)
+        if number < first:
+            continue
+        found.frames += 1
         if picture.truth is not None:
             compare_ground(frame, picture.truth, found)
         seen = look_at(picture)
@@ -448,7 +467,7 @@ def compare_rows(seen: Seen, lines_of: dict[str, Sequence[Floats | None]], found
         own = [lines[place] for place in seen.own]
         if own[0] is not None and own[1] is not None:
             pair = [(line[:, 1], line[:, 0]) for line in own if line is not None]
-            found.rows[whose].append(meeting_row(pair, seen.scale.horizon_px) - seen.meeting_px)
+            found.rows[whose].append(meeting(pair, seen.scale.horizon_px).row_px - seen.meeting_px)
 
 
 def compare_dashes(seen: Seen, camera: CameraModel, found: Found) -> None:
@@ -509,8 +528,7 @@ def compare_ground(frame: LaneFrame, truth: Known, found: Found) -> None:
 
 
 def compare_ego(ego: Ego, lines: Sequence[Floats], found: Found) -> None:
-    """Note the vehicle's errors against the drawn lines, from which the drive's own figures differ
-    by some cm, as the road is drawn in steps."""
+    """Note the vehicle's errors against the drawn lines."""
     fits = [
         np.polyfit(*line[line[:, 0] < FITTED_TO_M].T, 4)[::-1] for line in lines if len(line) > 9
     ]
@@ -524,9 +542,9 @@ def compare_ego(ego: Ego, lines: Sequence[Floats], found: Found) -> None:
         return
     values = {
         "offset m": (ego.lateral_offset_m, -c0 * cosine, ego.lateral_offset_std_m),
-        "heading rad": (ego.heading_error_rad, -math.atan(c1), None),
-        "curvature 1/m": (ego.curvature_1pm, 2 * c2 * cosine**3, None),
-        "width m": (ego.lane_width_m, float(left[0] - right[0]) * cosine, None),
+        "heading rad": (ego.heading_error_rad, -math.atan(c1), ego.heading_error_std_rad),
+        "curvature 1/m": (ego.curvature_1pm, 2 * c2 * cosine**3, ego.curvature_std_1pm),
+        "width m": (ego.lane_width_m, float(left[0] - right[0]) * cosine, ego.lane_width_std_m),
     }
     for name, (said, true, std) in values.items():
         if said is not None:

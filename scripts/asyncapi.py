@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 from lane_frame_schema import definitions
 
 from edge_server.lanes import e2e
+from edge_server.lanes.agreement import Outcome
 from edge_server.lanes.types import LONGEST_AGE_S
 from edge_server.mqtt.payloads import CameraState, DeviceState, Topics, content_type
 from edge_server.proto.edge.lanes.v1 import (
@@ -19,16 +20,18 @@ from edge_server.proto.edge.lanes.v1 import (
     lane_service_pb2,
     lanes_pb2,
 )
+from edge_server.proto.edge.perception.v1 import perception_pb2
 from edge_server.settings.sections import EventKind
 
 FILE = Path(__file__).parents[1] / "docs/asyncapi.json"
 
 # Names that no topic has otherwise; they become the parameters of the addresses.
-DEVICE, CAMERA, MODEL = "0device", "0camera", "0model"
+DEVICE, CAMERA, MODEL, NETWORK = "0device", "0camera", "0model", "0network"
 _PARAMETERS = {
     "device": "[device] id of the settings, else the host's name.",
     "camera": "Name of the table [cameras.NAME] of the settings.",
     "model": "Name of the model in the repository.",
+    "network": "Name of the table [cameras.NAME.networks.NETWORK] of the settings.",
 }
 
 
@@ -37,7 +40,7 @@ class Row(NamedTuple):
 
     Attributes:
         channel: its id in the document.
-        address: the topic of `DEVICE`, `CAMERA` and `MODEL`.
+        address: the topic of `DEVICE`, `CAMERA`, `MODEL` and `NETWORK`.
         message: the name of its schema.
         summary: when it is published.
         kind: state (retained, QoS 1), live (QoS 0), event (QoS 1, not retained), or input (QoS 0,
@@ -78,6 +81,19 @@ def rows() -> list[Row]:
         Row("camera_status", topics.camera_status(CAMERA), "CameraStatus", "When it changes."),
         Row("calibration", topics.calibration(CAMERA), "Calibration", "Once for each camera."),
         Row("lanes", topics.lanes(CAMERA), "LaneFrame", "Every frame; the newest wins.", "live"),
+        Row(
+            "network",
+            topics.network(CAMERA, NETWORK),
+            "NetworkFrame",
+            "Every frame that the network takes; the newest wins.",
+            "live",
+        ),
+        Row(
+            "verdict",
+            topics.verdict(CAMERA, NETWORK),
+            "Verdict",
+            "Of a candidate for the lanes, while frames are compared.",
+        ),
         *events,
         Row(
             "vehicle",
@@ -99,6 +115,7 @@ def _object(description: str, optional: tuple[str, ...] = (), **properties: Any)
 
 
 _TEXT = {"type": "string"}
+_NUMBER = {"type": "number"}
 _TEXTS = {"type": "array", "items": _TEXT}
 
 # What is no message of the protos.
@@ -152,14 +169,47 @@ _STATES: dict[str, dict[str, Any]] = {
             "description": "The configuration that serves, its devices, and why it is not another.",
         },
     ),
+    "Verdict": _object(
+        "How the lanes of a candidate agree with those served.",
+        network=_TEXT,
+        model=_TEXT,
+        served=_TEXT,
+        outcome={"type": "string", "enum": list(get_args(Outcome))},
+        text=_TEXT,
+        frames={"type": "integer", "minimum": 0},
+        measures={
+            "type": "array",
+            "items": _object(
+                "A measure with the interval in which it is, to 99 %, and what may be.",
+                name=_TEXT,
+                value=_NUMBER,
+                low=_NUMBER,
+                high=_NUMBER,
+                limit=_NUMBER,
+            ),
+        },
+        lateral_m={
+            "description": "The mean distance of matched lines, m, by the range in m.",
+            "type": "object",
+            "additionalProperties": _NUMBER,
+        },
+    ),
     "CameraStatus": _object(
         "Whether a camera delivers, and whether its frames get lanes.",
+        ("networks",),
         state={"type": "string", "enum": list(get_args(CameraState))},
         last_frame_age_ms={"type": ["integer", "null"], "minimum": 0},
         lanes={"type": "string", "enum": ["ok", "failing"]},
         reason=_TEXT,
         text=_TEXT,
         since=_TEXT,
+        networks={
+            "description": "Whether frames get results of each other network, by its name.",
+            "type": "object",
+            "additionalProperties": _object(
+                "A network.", state={"type": "string", "enum": ["ok", "failing"]}, text=_TEXT
+            ),
+        },
     ),
 }
 
@@ -201,7 +251,7 @@ def document() -> dict[str, Any]:
 def _channel(row: Row) -> dict[str, Any]:
     address = row.address
     parameters = {}
-    for name, stand_in in (("device", DEVICE), ("camera", CAMERA), ("model", MODEL)):
+    for name, stand_in in zip(_PARAMETERS, (DEVICE, CAMERA, MODEL, NETWORK), strict=True):
         if stand_in in address:
             address = address.replace(stand_in, f"{{{name}}}")
             parameters[name] = {"description": _PARAMETERS[name]}
@@ -262,6 +312,7 @@ def _schemas() -> dict[str, Any]:
     made: dict[str, Any] = {}
     for message in (
         lanes_pb2.LaneFrame,
+        perception_pb2.NetworkFrame,
         events_pb2.Event,
         health_pb2.DeviceHealth,
         lane_service_pb2.Calibration,

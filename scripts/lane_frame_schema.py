@@ -1,4 +1,5 @@
-"""The JSON Schemas of messages on MQTT, made from `edge/lanes/v1/lanes.proto` and `health.proto`.
+"""The JSON Schemas of messages on MQTT, made from `lanes.proto`, `health.proto` and
+`perception.proto`.
 
 A message is the proto3 JSON mapping with every field present that is not optional; what the types
 of the proto cannot express stands in the tables here.
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import FieldDescriptor as Field
 
 from edge_server.mqtt.payloads import HEALTH_SCHEMA
-from edge_server.pipeline.messages import EVENT_SCHEMA, LANES_SCHEMA
+from edge_server.pipeline.messages import EVENT_SCHEMA, LANES_SCHEMA, PERCEPTION_SCHEMA
 from edge_server.proto.edge.lanes.v1 import health_pb2, lanes_pb2
+from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
 
-_PACKAGE = lanes_pb2.DESCRIPTOR.package
+_PACKAGES = {each.DESCRIPTOR.package for each in (lanes_pb2, perception_pb2)}
 _UINT32 = {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**32}
 # A double holds only 53 bits of a 64-bit integer.
 _INT64 = {"type": "string", "pattern": r"^-?[0-9]{1,19}$"}
@@ -67,6 +69,14 @@ _DESCRIPTIONS = {
     "HealthCounter": "Throttlings by the supply since boot.",
     "Event": "A change of state; at least once, so readers drop ids that they have seen.",
     "Calibration": "How the camera sees and where it is mounted.",
+    "NetworkFrame": "What one network found in one camera frame, by its contract.",
+    "Box": "A rectangle in px of the whole picture, origin top left.",
+    "Detection": "One object.",
+    "RoadPoint": "On the flat road, ISO 8855, m; covariance is xx, xy, yy.",
+    "Segmentation": "Row by row, run_lengths[i] cells have the class run_classes[i].",
+    "Outline": "x[i] belongs to y[i]: px of the whole picture.",
+    "ClassScore": "One class.",
+    "TensorShape": "A tensor of the response; its numbers are not sent.",
     "HealthDisk": "The free space of a directory that the daemon writes to.",
 }
 # Messages that are absent where there is nothing to say.
@@ -78,12 +88,20 @@ _OPTIONAL = {
     "Ego.left",
     "Ego.right",
     "UsedVehicleState.indicator",
+    *(
+        f"NetworkFrame.{name}"
+        for name in ("detections", "segmentation", "classes", "tensors", "lanes")
+    ),
+    "Detection.ground",
 } | {
     # What is absent in a message to the device has its default.
     f"SetVehicleStateRequest.{name}"
     for name in ("indicator", "mono_ns")
 }
 _NARROWER: dict[str, dict[str, Any]] = {
+    "NetworkFrame.schema": {"enum": [PERCEPTION_SCHEMA]},
+    "Detection.confidence": {"type": "number", "minimum": 0, "maximum": 1},
+    "RoadPoint.covariance": {"minItems": 3, "maxItems": 3},
     "LaneFrame.schema": {"enum": [LANES_SCHEMA]},
     "DeviceHealth.schema": {"enum": [HEALTH_SCHEMA]},
     "Event.schema": {"enum": [EVENT_SCHEMA]},
@@ -97,6 +115,11 @@ _NARROWER: dict[str, dict[str, Any]] = {
 def lane_frame_schema() -> dict[str, Any]:
     """Return the schema of the lane message."""
     return _schema(lanes_pb2.LaneFrame.DESCRIPTOR)
+
+
+def network_frame_schema() -> dict[str, Any]:
+    """Return the schema of the message of a network."""
+    return _schema(perception_pb2.NetworkFrame.DESCRIPTOR)
 
 
 def health_schema() -> dict[str, Any]:
@@ -122,7 +145,7 @@ def definitions(message: Descriptor) -> dict[str, Any]:
 def _gather(message: Descriptor, found: dict[str, Descriptor]) -> None:
     found[message.name] = message
     for field in message.fields:
-        of_ours = field.message_type is not None and field.message_type.file.package == _PACKAGE
+        of_ours = field.message_type is not None and field.message_type.file.package in _PACKAGES
         if of_ours and field.message_type.name not in found:
             _gather(field.message_type, found)
 
@@ -163,7 +186,11 @@ def _field(field: Field, narrower: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    schemas = {"lane_frame": lane_frame_schema, "health": health_schema}
+    schemas = {
+        "lane_frame": lane_frame_schema,
+        "health": health_schema,
+        "network_frame": network_frame_schema,
+    }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("message", choices=schemas)
     print(json.dumps(schemas[parser.parse_args().message](), indent=1))

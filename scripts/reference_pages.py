@@ -1,4 +1,4 @@
-"""Write docs/reference, from the code: settings, flags, topics, metrics and exit codes.
+"""Write docs/reference, from the code: settings, flags, topics, messages, metrics, exit codes.
 
 python scripts/reference_pages.py            # write the pages
 python scripts/reference_pages.py --check    # fail where one is not current
@@ -9,20 +9,29 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncapi
 import msgspec
+from debian_package.targets import TARGETS
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from lane_frame_schema import definitions
 from msgspec import inspect as types
 
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.model_metrics import ModelMetrics
 from edge_server.api.http.sources import LaneLatency, Sources
-from edge_server.cli.verbs import EXIT_CODE_MEANINGS
+from edge_server.board.board import JETPACKS
+from edge_server.cli.commands import COMMANDS
+from edge_server.cli.verbs import EXIT_CODE_MEANINGS, Verb
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelState
 from edge_server.inference.statistics import ModelStatistics
+from edge_server.proto.edge.lanes.v1 import events_pb2, health_pb2, lane_service_pb2, lanes_pb2
 from edge_server.settings import Settings
 from edge_server.settings.sections import POWER, RESTART, part_of
 
@@ -32,6 +41,26 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/reference"
 FLAGS = ROOT / "edge_server/cli/flags/flags.txt"
+PROTO = ROOT / "edge_server/proto"
+V1 = "edge/lanes/v1"
+# The messages that travel by themselves, in the order of the page.
+_TRAVELLING = (
+    lanes_pb2.LaneFrame,
+    events_pb2.Event,
+    health_pb2.DeviceHealth,
+    lane_service_pb2.Calibration,
+    lane_service_pb2.SetVehicleStateRequest,
+)
+_JSON = {
+    Field.TYPE_STRING: "text",
+    Field.TYPE_BOOL: "true, false",
+    Field.TYPE_UINT32: "integer from 0",
+    Field.TYPE_SINT32: "integer",
+    Field.TYPE_INT64: "integer, as text",
+    Field.TYPE_UINT64: "integer from 0, as text",
+}
+# JetPack 7.0 and 7.1, which no Orin runs.
+_THORS_L4T = 38
 _HOST_NAME = "the host's name"
 _KINDS = {
     "event": "QoS 1, at least once and in order",
@@ -48,7 +77,7 @@ def _table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def settings_page() -> str:
-    text = "# Settings\n\n```\nedge-server check --config config.toml\n```\n\n"
+    text = "# Settings\n\n```sh\nedge-server check --config config.toml\n```\n\n"
     text += (
         "names what is wrong with a file; an unknown key is an error that names the nearest known "
         "one. Every key, its default, and whether a reload applies it while lanes go on:\n"
@@ -142,7 +171,7 @@ def _type_text(info: Any) -> str:
 
 
 def flags_page() -> str:
-    text = "# Flags of `run` and `check`\n\n```\nedge-server run --help-triton\n```\n\n"
+    text = "# Flags of `run` and `check`\n\n```sh\nedge-server run --help-triton\n```\n\n"
     text += (
         "lists the same. Tritonserver's flags keep their names; a flag whose feature is absent "
         "here is refused, or accepted with a warning.\n"
@@ -164,8 +193,11 @@ def flags_page() -> str:
 
 def topics_page() -> str:
     names = {asyncapi.DEVICE: "<device>", asyncapi.CAMERA: "<camera>", asyncapi.MODEL: "<model>"}
-    text = "# Topics\n\n```\nmosquitto_sub -v -t 'edge/v1/#'\n```\n\nshows them all; "
-    text += "[asyncapi.json](../asyncapi.json) has their messages.\n\n"
+    names[asyncapi.NETWORK] = "<network>"
+    text = "# Topics\n\n```sh\nmosquitto_sub -v -t 'edge/v1/#'\n```\n\n"
+    text += "prints every message of every device. "
+    text += "[Messages](messages.md) shows lanes and events field by field; "
+    text += "[asyncapi.json](../asyncapi.json) describes all messages for programs.\n\n"
 
     def rows() -> Iterator[tuple[str, ...]]:
         for row in asyncapi.rows():
@@ -177,8 +209,102 @@ def topics_page() -> str:
     return text + _table(("topic", "message", "how", "when"), rows())
 
 
+def messages_page() -> str:
+    text = (
+        "# Messages\n\n```sh\nmosquitto_sub -h localhost -t 'edge/v1/+/cameras/+/lanes' -C 1"
+        "\n```\n\nprints one lanes message. MQTT carries JSON, or protobuf with "
+        '`payload = "protobuf"` in `[mqtt]`; gRPC carries protobuf. The JSON is the proto3 mapping '
+        "with these names:\n\n"
+        "- an integer of 64 bits is a text, because a double holds only 53 bits of it;\n"
+        "- an enum is its name;\n"
+        "- a field that the table marks with “?” is absent where its value is unknown. Every other "
+        "field is always present.\n\n"
+        "Within v1 fields are only added: ignore those that you do not know. "
+        "[MQTT](../mqtt.md#which-status-to-act-on) says which `status` may be acted upon. Sources: "
+    )
+    names = ("lanes", "events", "health", "lane_service")
+    text += ", ".join(
+        f"[{name}.proto](../../edge_server/proto/{V1}/{name}.proto)" for name in names
+    )
+    text += "; JSON Schema of [lanes]"
+    text += f"(../../edge_server/proto/{V1}/lane_frame.schema.json) and "
+    text += f"[health](../../edge_server/proto/{V1}/health.schema.json).\n"
+    for title, name in (("A lanes message", "lane_frame"), ("An event", "event")):
+        example = (PROTO / V1 / f"{name}.example.json").read_text().strip()
+        text += f"\n## {title}\n\n```json\n{example}\n```\n"
+    return text + "\n## Fields\n" + "".join(_message_tables(names))
+
+
+def _message_tables(names: tuple[str, ...]) -> Iterator[str]:
+    """Yield a table for each message and each enum that `_TRAVELLING` leads to."""
+    schemas = {
+        name: schema
+        for message in _TRAVELLING
+        for name, schema in definitions(message.DESCRIPTOR).items()
+    }
+    about: dict[str, str] = {}
+    for file in _described_files(names).file:
+        comments = {
+            tuple(where.path): " ".join(where.leading_comments.split())
+            for where in file.source_code_info.location
+        }
+        # A field without a comment has that of its type.
+        for number, kinds in ((4, file.message_type), (5, file.enum_type)):
+            about |= {
+                kind.name: comments.get((number, index), "") for index, kind in enumerate(kinds)
+            }
+        for index, message in enumerate(file.message_type):
+            if message.name not in schemas:
+                continue
+            always = schemas[message.name]["required"]
+            yield f"\n### {message.name}\n\n{comments.get((4, index), '')}".rstrip() + "\n\n"
+            yield _table(
+                ("field", "JSON", ""),
+                (
+                    (
+                        f"`{field.name}`{'' if field.name in always else ' ?'}",
+                        _json_of(field),
+                        comments.get((4, index, 2, number))
+                        or about.get(field.type_name.rpartition(".")[2], ""),
+                    )
+                    for number, field in enumerate(message.field)
+                ),
+            )
+        for index, enum in enumerate(file.enum_type):
+            yield f"\n### {enum.name}\n\n{comments.get((5, index), '')}".rstrip() + "\n\n"
+            yield _table(
+                ("value", "number", ""),
+                (
+                    (f"`{value.name}`", str(value.number), comments.get((5, index, 2, number), ""))
+                    for number, value in enumerate(enum.value)
+                    if value.number  # proto3 reads 0 where a field is missing; it is never sent
+                ),
+            )
+
+
+def _described_files(names: tuple[str, ...]) -> FileDescriptorSet:
+    """Return the .proto files with their comments, which the compiled modules do not have."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "set"
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO}", "--include_source_info"]
+        files = [f"{V1}/{name}.proto" for name in names]
+        subprocess.run([*command, f"--descriptor_set_out={made}", *files], check=True)
+        return FileDescriptorSet.FromString(made.read_bytes())
+
+
+def _json_of(field: Field) -> str:
+    name = field.type_name.rpartition(".")[2]
+    if name == "Timestamp":
+        kind = "time, RFC 3339"
+    elif name:
+        kind = f"[{name}](#{name.lower()})"
+    else:
+        kind = _JSON.get(field.type, "number")
+    return f"list of {kind}" if field.label == Field.LABEL_REPEATED else kind
+
+
 def metrics_page() -> str:
-    text = "# Metrics\n\n```\ncurl http://127.0.0.1:8002/metrics\n```\n\n"
+    text = "# Metrics\n\n```sh\ncurl http://127.0.0.1:8002/metrics\n```\n\n"
     text += (
         "The text is OpenMetrics where the client asks for it (`Accept: "
         "application/openmetrics-text`), and Prometheus' own format otherwise. What has no value "
@@ -224,15 +350,56 @@ class _Idle:
 
 
 def exit_codes_page() -> str:
-    text = "# Exit codes\n\n```\nedge-server check --config config.toml; echo $?\n```\n\n"
-    rows = ((str(code), meaning) for code, meaning in EXIT_CODE_MEANINGS.items())
+    text = "# Exit codes\n\n```sh\nedge-server check --config config.toml; echo $?\n```\n\n"
+    text += "## Of the daemon, and of every verb that the next table does not list\n\n"
+    codes = ((str(code), meaning) for code, meaning in EXIT_CODE_MEANINGS.items())
+    text += _table(("code", "meaning"), codes)
+    text += (
+        "\nsystemd restarts the daemon after every code but 0, 2 and 78, without a limit of "
+        "attempts. [Troubleshooting](../troubleshooting.md) has the remedies.\n\n"
+        "## Of single verbs\n\n"
+    )
+    verbs = ((f"`{verb.name}`", " ".join(verb.codes.split())) for verb in Verb.all_of(COMMANDS))
+    rows = ((name, codes.removeprefix("exit codes: ")) for name, codes in verbs if codes)
+    return text + _table(("verb, and those below it", "codes"), rows)
+
+
+def support_page() -> str:
+    text = "# Supported systems\n\n```sh\nedge-server doctor --matrix\n```\n\n"
+    text += (
+        "prints the same on a device. A Jetson runs the Python, CUDA and TensorRT of its JetPack; "
+        "nothing here was confirmed on a board ([on a board](../board.md)).\n\n## Jetson Orin\n\n"
+    )
+    packages = {each.python: each.name for each in TARGETS.values() if each.uses_gpu}
+    nvdla = {"yes": "yes, but for Orin Nano", "no": "no", "agx": "AGX Orin, with TensorRT 11.4.1"}
+    rows = (
+        (
+            each.version,
+            str(each.since),
+            each.python,
+            each.cuda,
+            each.tensorrt,
+            nvdla[each.nvdla],
+            f"`{packages[each.python]}`",
+        )
+        for each in JETPACKS
+        if each.since.major != _THORS_L4T
+    )
+    heads = ("JetPack", "L4T from", "Python", "CUDA", "TensorRT", "NVDLA", "package")
+    text += _table(heads, rows)
+    text += (
+        "\nJetPack 5 has Python 3.8, which is too old. JetPack 7.0 and 7.1 are for Thor.\n\n"
+        "## PCs\n\n"
+    )
+    pcs = (
+        (f"`{each.name}`", each.suite, each.python)
+        for each in TARGETS.values()
+        if not each.uses_gpu
+    )
     return (
         text
-        + _table(("code", "meaning"), rows)
-        + (
-            "\nsystemd restarts the daemon, without a limit of attempts, after every code but 0, 2 "
-            "and 78.\n"
-        )
+        + _table(("package", "distribution", "Python"), pcs)
+        + ("\nWith pip, edge-server runs on Linux with Python 3.10 to 3.13.\n")
     )
 
 
@@ -245,8 +412,10 @@ def main() -> None:
         ("settings", settings_page()),
         ("flags", flags_page()),
         ("topics", topics_page()),
+        ("messages", messages_page()),
         ("metrics", metrics_page()),
         ("exit_codes", exit_codes_page()),
+        ("support", support_page()),
     ):
         page = PAGES / f"{name}.md"
         if not check:

@@ -33,6 +33,14 @@ _OURS = "Appliance"
 _ABSENT_RPCS = {
     "CudaSharedMemoryRegister": "no CUDA IPC on a Jetson; use system shared memory",
 }
+# Flags whose default or effect differs; the help says how.
+_DIFFERENT_FLAGS = {
+    "backend-config",
+    "grpc-address",
+    "grpc-http2-max-ping-strikes",
+    "http-address",
+    "metrics-address",
+}
 # In Triton's order; the note is ours.
 _EXTENSIONS = {
     "classification": "",
@@ -151,6 +159,8 @@ def _flags() -> Iterator[tuple[str, str, str]]:
         here = {"ignored": "without effect", "refused": "absent"}.get(word, "same")
         if title == _OURS:
             here = "only here"
+        elif flag.split()[0] in _DIFFERENT_FLAGS:
+            here = "different"
         yield f"--{flag}", here, text
 
 

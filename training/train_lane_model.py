@@ -111,6 +111,12 @@ def arguments() -> argparse.Namespace:
         metavar="FILE",
         help="a model.onnx of this script's, whose weights are the first (default: random ones)",
     )
+    run.add_argument(
+        "--late-layers",
+        action="store_true",
+        help="learn with the layers from stride 32 on alone: half the time, for a small change of "
+        "what --begin-with knows; take a low --rate",
+    )
     made = parser.add_argument_group("what is made")
     made.add_argument(
         "--out",
@@ -132,6 +138,8 @@ def arguments() -> argparse.Namespace:
     )
     options = parser.parse_args()
     check_material(parser, options)
+    if options.late_layers and options.begin_with is None:
+        parser.error("--late-layers: give --begin-with too; random early layers know nothing")
     for file in (options.notes, options.begin_with):
         if file is not None and not file.is_file():
             parser.error(f"{file}: no such file")
@@ -236,6 +244,7 @@ def make(options: argparse.Namespace, material: Material | None) -> None:
         material=material,
         other_material=options.other_material,
         begin_with=options.begin_with,
+        late_layers=options.late_layers,
     )
     state = read_checkpoint(plan) if options.export_only else train(plan)
     network = LaneNetwork()

@@ -194,12 +194,15 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "statistics": (f"{TRITON}ModelStatistics",),
         "trace": (f"{TRITON}TraceSetting",),
         "logging": (f"{TRITON}LogSettings",),
-        "lanes": tuple(
-            f"{_LANES}{name}"
-            for name in (
-                *("StreamLanes", "GetLatestLanes", "StreamEvents", "ListCameras"),
-                *("SetVehicleState", "Record"),
-            )
+        "lanes": (
+            *(
+                f"{_LANES}{name}"
+                for name in (
+                    *("StreamLanes", "GetLatestLanes", "StreamEvents", "ListCameras"),
+                    *("SetVehicleState", "Record"),
+                )
+            ),
+            "/edge.perception.v1.PerceptionService/StreamNetworks",
         ),
     }
 )

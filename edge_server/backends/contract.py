@@ -23,6 +23,7 @@ from edge_server.errors import (
     NotFound,
     Unavailable,
 )
+from edge_server.gpu.memory import UploadOnce
 from edge_server.model_config.fields import ALLOW_INTERFACE_CHANGE
 from edge_server.model_config.preferred import PREFERRED_CONFIGS
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
@@ -69,7 +70,8 @@ def on_host(tensor: Tensor, copied: Copied) -> Tensor:
     array = tensor.on_device
     if array is None:
         return tensor
-    copied("to_host", array.nbytes)
+    if not isinstance(array, UploadOnce):
+        copied("to_host", array.nbytes)
     return Tensor(array.on_host())
 
 

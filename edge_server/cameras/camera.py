@@ -213,6 +213,7 @@ class Camera:
         reconnects: number of times that frames resumed after the source was opened again.
         faults: number of times that each reason of `status` began.
         newest: the frame that waits for `next_frame`; None while none does.
+        lockstep: its frames are those of a recording on its own clock.
         useful: the smallest size that is of use to the camera's model, which sets it.
         failed_openings: number of attempts to open the source, one after another, that gave no
             frame. One that found nothing to read it with does not count.
@@ -269,7 +270,7 @@ class Camera:
         self._awake = AwakeTime(LONGEST_WAIT_S)
         self._abandoned: list[Reader] = []
         self._resuming = False  # the source was lost after a frame
-        self._lockstep = False
+        self.lockstep = False
         self._uri_error: SourceUriError | None = None
         self._last_mono_ns: int | None = None
         self._form: tuple[PixelFormat, tuple[int, int]] | None = None  # of live frames
@@ -446,8 +447,8 @@ class Camera:
 
     def _on_frame(self, reader: Reader, frame: Frame) -> None:
         with self._changed:
-            self._lockstep = frame.clock == "recording"
-            while self._lockstep and self.newest and not (self._closed or reader.leaving):
+            self.lockstep = frame.clock == "recording"
+            while self.lockstep and self.newest and not (self._closed or reader.leaving):
                 self._changed.wait(LONGEST_WAIT_S)
             # Frame ids continue across a reopen.
             frame = replace(frame, id=self.captured, arrived_mono_ns=time.monotonic_ns())
@@ -457,7 +458,7 @@ class Camera:
                 return
             now = self._clock()
             # The same frames in lock-step show the same faults.
-            seen = frame.capture_mono_ns / 1e9 if self._lockstep else now
+            seen = frame.capture_mono_ns / 1e9 if self.lockstep else now
             use, fault, reopen, note = self._inspection.inspect(frame, seen, reader.corrupt)
             if note:
                 self.faults["changed"] += 1
@@ -479,7 +480,7 @@ class Camera:
             self.reconnects += self._resuming
             self._resuming = self.needs_reboot = False
             self.failed_openings = 0
-            on_own_clock = self._lockstep
+            on_own_clock = self.lockstep
             self._last_mono_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
             self.dropped += self.newest is not None
             self.newest = frame
@@ -532,7 +533,7 @@ class Camera:
     def _check_silence(self) -> float:
         """Notice that frames have stopped; return the seconds until it would be so."""
         watch = self._inspection.watch
-        if watch.last is None or self._lockstep:  # a read that hangs is found by its own limit
+        if watch.last is None or self.lockstep:  # a read that hangs is found by its own limit
             return LONGEST_WAIT_S
         limit_s = watch.limit_s(self._limits.silent, self._limits.silent_at_first)
         left_s = limit_s - self._awake.since(watch.last)

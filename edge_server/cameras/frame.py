@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from edge_server.pixels import Image, PixelFormat
 
@@ -72,6 +72,12 @@ class UsefulSize:
         return max(fitting, default=1)
 
 
+class SharedInputs(Protocol):
+    """The inputs of several models, made of one image; see `FrameInputs`."""
+
+    def of(self, taker: Any, image: Image) -> tuple[Any, Any]: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Frame:
     """One captured image and its capture time.
@@ -89,6 +95,7 @@ class Frame:
         arrived_mono_ns: CLOCK_MONOTONIC when the camera's reader handed it over; 0 before.
         jpeg: the picture as the camera sent it, `image` was decoded from it; None where the camera
             sends no JPEGs, or another library decodes them.
+        inputs: what several networks take of it; None where there is but one.
     """
 
     id: int
@@ -100,6 +107,7 @@ class Frame:
     picture_size: tuple[int, int] | None = None
     jpeg: bytes | None = None
     arrived_mono_ns: int = 0
+    inputs: SharedInputs | None = None
 
     @property
     def size(self) -> tuple[int, int]:

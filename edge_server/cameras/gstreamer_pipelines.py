@@ -53,16 +53,23 @@ _DECODERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 CODEC_NAMES: Mapping[str, str] = MappingProxyType(
     {"H264": "H.264", "H265": "H.265", "JPEG": "JPEG"}
 )
-# Of 8K, upright too. A decoder takes memory for up to 17 pictures of the size that a stream claims.
-_SIZES = "width=(int)[1,8192],height=(int)[1,8192]"
+# Of 8K, upright too. A decoder takes memory for up to 17 pictures of the size that a stream claims:
+# less than a gigabyte for these.
+_SIZES = ("width=(int)[1,8192],height=(int)[1,4352]", "width=(int)[1,4352],height=(int)[1,8192]")
+
+
+def _of_sizes(media: str) -> str:
+    return ";".join(f"{media},{sizes}" for sizes in _SIZES)
+
+
 # From RTP packets to what a decoder takes. Cameras may send SPS and PPS in the SDP only, and
 # NVIDIA's decoder wants them in the stream: config-interval=-1 puts them before every key frame.
 _DEPAYLOADERS: Mapping[str, str] = MappingProxyType(
     {
         "H264": f"rtph264depay name={DEPAYLOADER} ! h264parse config-interval=-1 "
-        f"! video/x-h264,{_SIZES}",
+        f"! {_of_sizes('video/x-h264')}",
         "H265": f"rtph265depay name={DEPAYLOADER} ! h265parse config-interval=-1 "
-        f"! video/x-h265,{_SIZES}",
+        f"! {_of_sizes('video/x-h265')}",
         "JPEG": f"rtpjpegdepay name={DEPAYLOADER}",
     }
 )

@@ -124,12 +124,17 @@ class MultipartParser:
 
 class Wire(io.RawIOBase):
     """A connection as http.client reads it: whatever it reads ends by `until`, however slowly the
-    bytes come. Closing it leaves `sock` open, which belongs to the caller."""
+    bytes come, and however fast. Closing it leaves `sock` open, which belongs to the caller."""
 
     def __init__(self, sock: socket.socket, until: float) -> None:
         self.sock = sock
-        self.until = until
         self._is_late = False
+        self.read_until(until)
+
+    def read_until(self, until: float) -> None:
+        """Let reads from now on end by `until`, `time.monotonic()`."""
+        self.until = until
+        self._was_last = False
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return io.BufferedReader(self)
@@ -143,12 +148,19 @@ class Wire(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if self._is_late:
             raise OSError("a part of what came before is lost")
-        self.sock.settimeout(max(self.until - time.monotonic(), 1e-3))
+        left_s = self.until - time.monotonic()
+        # What is here already is read once, although the caller comes late. http.client itself
+        # reads heads and trailers for as long as they come.
+        was_last, self._was_last = self._was_last, left_s <= 0
+        self.sock.settimeout(max(left_s, 1e-3))
         try:
-            return self.sock.recv_into(buffer)
+            read = None if was_last else self.sock.recv_into(buffer)
         except TimeoutError:
-            self._is_late = True
-            raise
+            read = None
+        self._is_late = read is None
+        if read is None:
+            raise TimeoutError
+        return read
 
     def close(self) -> None:
         pass
@@ -358,7 +370,7 @@ class MjpegStream:
         while (jpeg := self._parser.pop()) is None:
             if time.monotonic() >= until or not (wait or self._is_here()):
                 return None
-            self._wire.until = until
+            self._wire.read_until(until)
             try:
                 data = self._response.read1(_READ_BYTES)
             except TimeoutError:

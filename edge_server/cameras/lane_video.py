@@ -47,7 +47,7 @@ _AHEAD_M, _ASIDE_M = 50.0, 9.0
 _ABOVE_PX = (190, 300)
 _VEHICLE_M = (4.5, 0.95)
 # Of a bend that is worth a word.
-_STRAIGHT_M = 3000.0
+_STRAIGHT_M = 2000.0
 
 
 def draw_lanes(image: BgrImage, lanes: Sequence[Lane], ego: Ego | None = None) -> BgrImage:
@@ -215,11 +215,14 @@ def _measured(ego: Ego) -> str:
         f"{name} {'-' if value is None else format(value * unit, form)} {name_of_unit}"
         for name, value, unit, form, name_of_unit in values
     ]
-    curvature_1pm = ego.curvature_1pm
+    curvature_1pm, within_1pm = ego.curvature_1pm, 2 * (ego.curvature_std_1pm or 0.0)
     if curvature_1pm is not None:
-        radius_m = 1 / max(abs(curvature_1pm), 1e-9)
         side = "left" if curvature_1pm > 0 else "right"
-        words.append("straight" if radius_m > _STRAIGHT_M else f"bend {side} {radius_m:.0f} m")
+        # What its deviation does not tell from a straight road has no radius.
+        if abs(curvature_1pm) + within_1pm < 1 / _STRAIGHT_M:
+            words.append("straight")
+        elif abs(curvature_1pm) > within_1pm:
+            words.append(f"bend {side} {1 / abs(curvature_1pm):.0f} m")
     return "   ".join(words)
 
 

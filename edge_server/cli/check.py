@@ -34,7 +34,9 @@ from edge_server.errors import (
 from edge_server.inference.tracing import TraceFile
 from edge_server.mqtt.broker import address_of, faults_of
 from edge_server.mqtt.clients import try_broker
+from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.process.logs import check_log_file
 
 if TYPE_CHECKING:
@@ -241,6 +243,20 @@ def _check_camera(
     if is_well:
         try:
             LanePipeline(camera, data_plane, settings.model, ()).validate()
+            for network, section in settings.networks.items():
+                _check_network(
+                    NetworkPipeline(
+                        name,
+                        network,
+                        section,
+                        data_plane,
+                        (),
+                        shares=FairShares(),
+                        calibration=calibration,
+                    ),
+                    camera,
+                    findings,
+                )
         except (SettingsError, Unavailable) as error:
             findings.note(error)
             is_well = False
@@ -259,6 +275,18 @@ def _check_camera(
     elif is_well:
         shown = masked_uri(settings.uri)
         findings.well.append(f"camera {name}: {shown}: gives frames to {settings.model}")
+
+
+def _check_network(network: NetworkPipeline, camera: Camera, findings: Findings) -> None:
+    try:
+        network.validate(live=camera.is_live)
+    except (SettingsError, Unavailable) as error:
+        findings.note(error)
+    else:
+        findings.well.append(
+            f"camera {camera.name}: network {network.name}: {network.model.name} gives "
+            f"{network.model.task}"
+        )
 
 
 def _check_broker(mqtt: chosen.Mqtt, device: str, findings: Findings) -> None:

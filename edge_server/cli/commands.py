@@ -90,6 +90,17 @@ models release | cli.models:release_model | let a model out of quarantine; the d
     @store
   $ laneDetect_model
 
+models promote | cli.models:promote | put a candidate in the place of the model beside which it ran
+    NAME  the candidate
+    --to REPO!  the repository that has it
+    --as MODEL  the model whose place it takes; default: the one that the daemon compares it with
+    --force  without a good verdict of the daemon that follows REPO
+    @waiting
+    @store
+    @ssh
+  $ lane_candidate --to /srv/models --until-passed
+  $ lane_candidate --to root@truck-7:/srv/models --wait
+
 models sign | cli.models:sign | write a model's manifest and signature into its directory
     DIR  the model
     --key KEY!  the private key

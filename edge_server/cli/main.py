@@ -29,8 +29,8 @@ examples:
 
 exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable,
 75 another daemon holds the socket or the copies of models,
-78 settings or files of a model are wrong and stay so, 86 a GPU is lost: restart me,
-87 a stage hung: restart me"""
+78 settings or files of a model are wrong, and a restart does not help,
+86 a GPU is lost, 87 a part of the daemon hung: restart it"""
 
 
 def run_command(argv: Sequence[str]) -> int:

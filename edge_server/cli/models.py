@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -482,6 +484,38 @@ def undo_push(arguments: argparse.Namespace) -> int:
         print(f"{name}: is what it was before in {repository}")
     digest = take_inventory(repository, name).content.digest
     return await_verdict(repository, name, digest, placed_ns, arguments)
+
+
+def promote(arguments: argparse.Namespace) -> int:
+    repository, name = repository_at(arguments.to, arguments.ssh), arguments.name
+    served = vars(arguments)["as"] or ""
+    if not isinstance(repository, Path):
+        given = [*(["--force"] if arguments.force else []), *([f"--as={served}"] if served else [])]
+        to = ["--to", repository.directory]
+        repository.run("promote", name, *to, *given, *_waiting(arguments))
+        return OK
+    inventory = take_inventory(repository, name)
+    if inventory.fault:
+        raise ModelConfigError(inventory.fault)
+    verdict = (verdicts_on(repository, arguments.store) or {}).get(name, Verdict())
+    is_judged = verdict.serves == inventory.content.digest
+    found = verdict.candidate if is_judged else ""
+    if not (arguments.force or found.startswith("good: ")):
+        why = found or "the daemon has compared nothing of it; give a network of a camera shadow_of"
+        print(f"edge-server: {name}: no good verdict: {why}", file=sys.stderr)
+        return FAILED
+    served = served or verdict.candidate_of
+    if not is_model_name(served):
+        raise SettingsError(f"{name}: whose place it takes is not known: give --as MODEL")
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / served
+        shutil.copytree(repository / name, copy, ignore=shutil.ignore_patterns(*ABOUT_CONTENT))
+        config = copy / "config.pbtxt"
+        if config.exists():
+            named = re.compile(rf'^(\s*name\s*:\s*)"{re.escape(name)}"', re.MULTILINE)
+            config.write_text(named.sub(rf'\1"{served}"', config.read_text(), count=1))
+        done = receive(repository, pack(copy).entries())
+    return _placed(repository, done, arguments)
 
 
 def sign(arguments: argparse.Namespace) -> int:

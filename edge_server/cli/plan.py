@@ -1,9 +1,11 @@
-"""`edge-server plan refresh`: builds the plans of the repositories that do not fit this device."""
+"""`edge-server plan refresh`: builds the plans of the repositories that do not fit this device; and
+for `doctor`, which models would be served by them."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 from contextlib import ExitStack
@@ -13,19 +15,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.backends.contract import parameters_of
+from edge_server.backends.contract import no_progress, parameters_of
 from edge_server.backends.tensorrt import backend
 from edge_server.backends.tensorrt.plan_config import TensorRtParameters
-from edge_server.backends.tensorrt.plan_process import probe_device
+from edge_server.backends.tensorrt.plan_process import device_in_child, probe_device
 from edge_server.backends.tensorrt.source import PlanSource
 from edge_server.board.board import is_jetson
 from edge_server.board.identity import Identity
 from edge_server.cli.verbs import FAILED, OK
+from edge_server.daemon.parts import chosen_completion, python_of
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
+from edge_server.gpu.device import Devices
+from edge_server.inference.registry import ServedConfiguration
 from edge_server.lifecycle.model_spec import ModelSpec
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import Completion
-from edge_server.model_config.preferred import configurations
+from edge_server.model_config.preferred import configurations, devices_of
 from edge_server.mqtt.clients import RetainedState
 from edge_server.mqtt.payloads import Topics
 from edge_server.process.logs import set_up_logging
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ProgressCallback
     from edge_server.backends.tensorrt.plan_options import DeviceFacts
+    from edge_server.model_config.config import Placement
     from edge_server.model_config.files import ModelFiles
     from edge_server.settings import Settings
 
@@ -195,15 +201,66 @@ def _plans(
     spec: ModelSpec, facts: DeviceFacts, on_progress: ProgressCallback
 ) -> Iterator[tuple[Path, bool]]:
     """Yield a plan for each version and device, and whether it was built now."""
+    for source, placement in _sources(spec, on_progress):
+        yield source.refresh(facts, placement)
+
+
+def _sources(
+    spec: ModelSpec, on_progress: ProgressCallback = no_progress, *, builds: bool = True
+) -> Iterator[tuple[PlanSource, Placement]]:
     parameters = parameters_of(spec.config, TensorRtParameters)
     for number in spec.versions:
         config = spec.config
         if parameters.auto_build:
             # As the daemon does before it loads: the shapes decide which cached plan it looks for.
             config = backend.complete(spec.files, number, config)
-        source = PlanSource(spec.files.versions[number], config, parameters, on_progress)
+        directory = spec.files.versions[number]
+        source = PlanSource(directory, config, parameters, on_progress, builds=builds)
         for placement in dict.fromkeys(p for g in config.instance_groups for p in g.placements):
-            yield source.refresh(facts, placement)
+            yield source, placement
+
+
+def would_serve(config: str, state: str) -> dict[str, dict[str, str]]:
+    """Return, for `doctor`: model → which of its configurations a daemon would serve now, on what
+    and why, as `serves` or `degraded`; or `error`. Models that prefer none are left out.
+
+    It runs in a process of its own, and loads and builds nothing.
+
+    Args:
+        config: the file of settings.
+        state: the daemon's state directory.
+    """
+    os.environ["STATE_DIRECTORY"] = state
+    settings = read_settings(Path(config), {})
+    completion = chosen_completion(settings.repository, Devices(), python_of(settings))
+    facts = device_in_child()
+    found: dict[str, dict[str, str]] = {}
+    for name, files in Repositories(map(Path, settings.repository.paths)).all().items():
+        try:
+            if isinstance(files, ModelConfigError):
+                raise files
+            if len(configurations(files, completion.config_name)) > 1:
+                spec = _with_plans(ModelSpec.read(files, completion=completion), facts)
+                file, devices = spec.files.config_name, devices_of(spec.config)
+                degraded = spec.why if spec.is_degraded else ""
+                served = ServedConfiguration(file, devices, spec.why, degraded)
+                found[name] = {"degraded" if degraded else "serves": str(served)}
+        except EdgeServerError as error:
+            found[name] = {"error": str(error)}
+    return found
+
+
+def _with_plans(head: ModelSpec, facts: DeviceFacts) -> ModelSpec:
+    """Return the first configuration of `head` and its fallbacks that lacks no plan."""
+    spec = head
+    while spec.fallback is not None and spec.config.backend == _PLANS:
+        try:
+            for source, placement in _sources(spec, builds=False):
+                source.find(facts, placement)
+            break
+        except EdgeServerError as error:
+            spec = spec.standing_in(head, str(error))
+    return spec
 
 
 def _let_others_start(hold_s: float) -> None:

@@ -59,13 +59,15 @@ EXIT_CODE_MEANINGS = {
     USAGE: "usage: a verb, flag or argument that is unknown or missing",
     UNAVAILABLE: "something required is unavailable and may come: a taken port, a repository or "
     "another place that is not mounted yet, an unreadable recording, a model that did not load "
-    "this time though its files are not known to be wrong (a Python model's `initialize` raised, "
-    "no memory, no GPU yet, a full disk)",
-    ALREADY_RUNNING: "another daemon holds the Unix socket, or the copies of models",
-    CONFIGURATION: "the configuration, a flag's value or a model's files are wrong and stay so; "
-    "the text names file, key and remedy",
-    DEVICE_LOST: "a GPU is lost (a CUDA error that stays), or a Jetson's came late: restart me",
-    RESTART_ME: "a part of the daemon hung: restart me",
+    "although its files may be right (a Python model's `initialize` raised an error, no memory, no "
+    "GPU yet, a full disk)",
+    ALREADY_RUNNING: "another daemon holds the Unix socket, or the copies of models; of `models "
+    "push --wait`: the daemon has not decided yet",
+    CONFIGURATION: "the configuration, a flag's value or a model's files are wrong; a restart does "
+    "not help; the text names file, key and remedy",
+    DEVICE_LOST: "a GPU is lost (a CUDA error that stays), or a Jetson's came late: the daemon "
+    "must be restarted",
+    RESTART_ME: "a part of the daemon hung: the daemon must be restarted",
     INTERRUPTED: "interrupted by SIGINT before the verb ended",
 }
 

@@ -156,6 +156,7 @@ class Lanes:
     events: EventLog
     publisher: Publisher
     feed: LaneFeed
+    networks: LaneFeed
     pictures: PictureFeed
     latency: LaneLatency
     rate: LaneRate
@@ -179,7 +180,8 @@ def build_lanes(
     check_broker(settings)
     vehicle, events = VehicleInputs(), event_log(settings)
     publisher = Publisher(settings.mqtt, identity, events=events, vehicle=vehicle)
-    feed, pictures = LaneFeed(identity), PictureFeed(PictureWriter(identity))
+    feed, networks = LaneFeed(identity), LaneFeed(identity)
+    pictures = PictureFeed(PictureWriter(identity))
     latency = LaneLatency()
     rate = LaneRate(latency.frames)
     clock = ClockWatch(required=settings.device.clock == "synchronized")
@@ -193,6 +195,7 @@ def build_lanes(
     def forget_camera(name: str) -> None:
         latency.forget(name)
         feed.forget(name)
+        networks.forget(name)
 
     cameras = CameraSet(
         settings.cameras,
@@ -207,10 +210,25 @@ def build_lanes(
         ),
         inference.camera_models,
         forget_camera,
+        holds=(publisher.holds, feed.holds, *(() if recorder is None else (recorder.holds,))),
         board=board,
         tracer=None if inference.spans is None else inference.tracer,
         road=lambda calibration: road_follower(settings, calibration, vehicle, events),
+        network_listeners=(
+            publisher.publish_network,
+            lambda frame: networks(frame, None, f"{frame.camera}/{frame.network}"),
+        ),
     )
     return Lanes(
-        board, vehicle, events, publisher, feed, pictures, latency, rate, recorder, cameras
+        board,
+        vehicle,
+        events,
+        publisher,
+        feed,
+        networks,
+        pictures,
+        latency,
+        rate,
+        recorder,
+        cameras,
     )

@@ -19,6 +19,7 @@ from edge_server.cameras.source_uri import SourceOptions, read_credentials
 from edge_server.errors import SettingsError, SourceError, StageStuck, Unavailable
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.pixels import ColourMatrix, ColourRange
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.tracing import Tracer
     from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.pipeline.networks import NetworkListener
     from edge_server.pipeline.road_follower import RoadFollower
     from edge_server.process.worker import Worker
     from edge_server.settings import CameraSection
@@ -169,8 +171,10 @@ class CameraSet:
     Args:
         on_removed: called with the name of a camera that was removed, once its loop has ended.
         road: makes what follows the road through the frames of a calibrated camera.
+        holds: of the listeners; see `LanePipeline`.
         board: what is wrong with the device itself.
         argus: restarts what CSI cameras hang in.
+        network_listeners: get what the other networks of cameras find.
     """
 
     def __init__(
@@ -182,28 +186,34 @@ class CameraSet:
         on_removed: Callable[[str], None] = lambda _: None,
         *,
         road: Callable[[Calibration], RoadFollower],
+        holds: Sequence[Callable[[str], bool]] = (),
         kinds: Mapping[str, SourceKind] | None = None,
         board: BoardWatch | None = None,
         tracer: Tracer | None = None,
         argus: Argus | None = None,
+        network_listeners: Sequence[NetworkListener] = (),
     ) -> None:
         self.models = models
+        self._network_listeners = tuple(network_listeners)
         self._argus = argus or Argus.of_this_service()
         self._data_plane = data_plane
         self._listeners = tuple(listeners)
+        self._holds = tuple(holds)
         self._on_removed = on_removed
         self._kinds = kinds
         self._board = board
         self._road = road
         self._tracer = tracer
         self._shares: dict[str, FairShares] = defaultdict(FairShares)
+        # One at a time: what they take beside the lanes is bounded.
+        self._network_shares = FairShares()
         self._stopping = False
         self._leaving: frozenset[LanePipeline] = frozenset()
         self._entries = {
             name: self._entry(name, section, None) for name, section in sections.items()
         }
         self.pipelines = [entry.pipeline for entry in self._entries.values()]
-        models.update(section.model for section in sections.values())
+        models.update(_models(sections.values()))
         self._left: list[Camera] = []  # removed, and a reader of theirs hangs
 
     def open_recordings(self) -> None:
@@ -239,6 +249,9 @@ class CameraSet:
                 log.info("camera %s: waits for its model, %s", pipeline.camera.name, pipeline.model)
                 continue
             pipeline.validate()
+            for network in pipeline.networks:
+                if not awaits(network.model.name):
+                    network.validate(live=pipeline.camera.is_live)
             # All at once, as each may take its time or be absent.
             self._open(pipeline.camera, wait_s=0.0)
         until = time.monotonic() + _FIRST_FRAMES_S
@@ -252,25 +265,27 @@ class CameraSet:
         for pipeline in self.pipelines:
             if not pipeline.awaits_model:
                 pipeline.camera.start()
-            pipeline.worker.start()
+            for worker in _loops(pipeline):
+                worker.start()
 
     def ask_to_stop(self) -> None:
         """Request every camera to stop, without a wait; none starts from now on."""
         self._stopping = True
         for pipeline in self.pipelines:
-            pipeline.worker.ask_to_stop()
-            pipeline.camera.worker.ask_to_stop()
+            for worker in (*_loops(pipeline), pipeline.camera.worker):
+                worker.ask_to_stop()
 
     def stop(self, left_s: Callable[[], float]) -> None:
         """Stop every camera and wait for each as long as `left_s` returns at that moment."""
         for pipeline in self.pipelines:
-            pipeline.worker.stop(left_s())
+            for worker in _loops(pipeline):
+                worker.stop(left_s())
             pipeline.camera.stop(left_s())
 
     def workers(self) -> list[Worker]:
         """Return the threads that must make progress; the hang of one that leaves ends nothing."""
         staying = [p for p in tuple(self.pipelines) if p not in self._leaving]
-        return [worker for p in staying for worker in (p.camera.worker, p.worker)]
+        return [worker for p in staying for worker in (p.camera.worker, *_loops(p))]
 
     def change(self, sections: Mapping[str, CameraSection]) -> str:
         """Add, remove and replace cameras, so that the set is that of `sections`.
@@ -291,12 +306,14 @@ class CameraSet:
         coming = [entry for name, entry in new.items() if entry is not old.get(name)]
         # From here on no update may turn these models into something else.
         models_before = set(self.models)
-        self.models.update(entry.section.model for entry in coming)
+        self.models.update(_models(entry.section for entry in coming))
         opening = {entry.camera for entry in coming} - {entry.camera for entry in old.values()}
         try:
             for entry in coming:
                 self._go_on()
                 entry.pipeline.validate()
+                for network in entry.pipeline.networks:
+                    network.validate(live=entry.camera.is_live)
             for camera in opening:
                 self._go_on()
                 self._open(camera)
@@ -367,11 +384,13 @@ class CameraSet:
         leaving = [entry.pipeline for entry in old.values() if entry.pipeline not in kept]
         # Others still see them: a camera that is to change would seem removed meanwhile.
         self._leaving = frozenset(leaving)
-        for worker in (*(p.worker for p in leaving), *(camera.worker for camera in closing)):
+        loops = [worker for pipeline in leaving for worker in _loops(pipeline)]
+        for worker in (*loops, *(camera.worker for camera in closing)):
             worker.ask_to_stop()
         until = time.monotonic() + _LEAVE_S
         for pipeline in leaving:
-            pipeline.worker.stop(max(0.0, until - time.monotonic()))
+            for worker in _loops(pipeline):
+                worker.stop(max(0.0, until - time.monotonic()))
             # One that waits for its model yet would give older lanes than the camera's next loop.
             pipeline.mute()
         for camera in closing:
@@ -389,10 +408,11 @@ class CameraSet:
                 continue
             if entry.camera not in opening:
                 entry.pipeline.go_on_from(old[name].pipeline)
-            entry.pipeline.worker.start()
+            for worker in _loops(entry.pipeline):
+                worker.start()
         self._entries = new
         self.pipelines[:] = [entry.pipeline for entry in new.values()]
-        self.models.intersection_update({entry.section.model for entry in new.values()})
+        self.models.intersection_update(_models(entry.section for entry in new.values()))
 
     def _entry(self, name: str, section: CameraSection, old: _Entry | None) -> _Entry:
         """Return the entry of a camera; `old` itself where nothing changes."""
@@ -403,17 +423,32 @@ class CameraSet:
             if (old.section, old.calibration) == (section, calibration):
                 return old
             camera = old.camera
+        networks = [
+            NetworkPipeline(
+                name,
+                network,
+                each,
+                self._data_plane,
+                self._network_listeners,
+                shares=self._network_shares,
+                served=section.model,
+                calibration=calibration,
+            )
+            for network, each in section.networks.items()
+        ]
         pipeline = LanePipeline(
             camera or Camera(name, section.uri, options=options, kinds=self._kinds),
             self._data_plane,
             section.model,
             self._listeners,
+            holds=self._holds,
             shares=self._shares[section.model],
             priority=section.priority,
             max_age_ms=section.max_age_ms,
             board=self._board,
             road=None if calibration is None else self._road(calibration),
             tracer=self._tracer,
+            networks=networks,
         )
         return _Entry(section, options, calibration, pipeline)
 
@@ -432,6 +467,18 @@ class CameraSet:
                 camera.open()
         except SourceError as error:
             raise type(error)(f"camera {camera.name}: {error}") from error
+
+
+def _loops(pipeline: LanePipeline) -> list[Worker]:
+    """Return the threads that use a camera's frames."""
+    return [pipeline.worker, *(network.worker for network in pipeline.networks)]
+
+
+def _models(sections: Iterable[CameraSection]) -> set[str]:
+    """Return the names of the models that cameras use."""
+    sections = tuple(sections)
+    networks = [network for section in sections for network in section.networks.values()]
+    return {section.model for section in sections} | {network.model for network in networks}
 
 
 def _difference(old: Mapping[str, _Entry], new: Mapping[str, _Entry]) -> str:

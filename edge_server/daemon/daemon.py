@@ -91,6 +91,7 @@ class Daemon:
             LaneSources(
                 identity,
                 lanes.feed,
+                lanes.networks,
                 lanes.events,
                 lanes.vehicle,
                 pipelines,

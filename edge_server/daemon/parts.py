@@ -30,8 +30,8 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments
 from edge_server.model_config.config import Completion
+from edge_server.pipeline.contracts import check_replacement
 from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.lane_model import check_replacement
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
 from edge_server.process.disk import free_bytes, state_directory
 from edge_server.process.utf8 import is_utf8, shown

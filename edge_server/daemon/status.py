@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edge_server.errors import Reason
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import ModelEntry
+    from edge_server.lanes.agreement import LaneVerdict
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
     from edge_server.pipeline.event_log import EventLog
@@ -45,6 +46,7 @@ class DeviceEvents:
     def __init__(self, log: EventLog) -> None:
         self._lasting = LastingEvents(log)
         self._models: dict[str, ModelEntry] = {}  # the newest version that serves
+        self._verdicts: dict[tuple[str, str], str] = {}
 
     def see_cameras(self, statuses: Mapping[str, CameraStatus]) -> None:
         """Put what has changed of the present cameras; of those that are gone, their faults end."""
@@ -63,6 +65,17 @@ class DeviceEvents:
             self._lasting.end(name, _event("camera", before, text, camera=name))
             if fault:
                 self._lasting.begin(name, _event("camera", fault, status.text, camera=name))
+
+    def see_verdict(self, camera: str, model: str, verdict: LaneVerdict | None) -> None:
+        """Put that a candidate for the camera's lanes has become good, or worse, than those."""
+        before, outcome = self._verdicts.get((camera, model)), "watching"
+        if verdict is not None:
+            outcome = verdict.outcome
+        self._verdicts[camera, model] = outcome
+        if verdict is not None and outcome not in ("watching", before):
+            cause = f"candidate_{outcome}"
+            event = _event("model", cause, verdict.text, camera=camera, model=model)
+            self._lasting.put(event)
 
     def see_device(self, reasons: Iterable[Reason]) -> None:
         """Put what degrades all lanes: the reasons that begin and end."""
@@ -200,7 +213,10 @@ def _fault(pipeline: LanePipeline, now: float) -> str:
     status = pipeline.camera.status
     if status.state is not CameraState.LIVE:
         return f"{spelt(status)}{_duration(now - status.since_mono_ns / 1e9)}"
-    return f"no lanes: {_short(pipeline.failure)}" if pipeline.failure else ""
+    if pipeline.failure:
+        return f"no lanes: {_short(pipeline.failure)}"
+    failing = ((each.name, each.failure) for each in pipeline.networks if each.failure)
+    return next((f"network {name}: {_short(text)}" for name, text in failing), "")
 
 
 def spelt(status: CameraStatus) -> str:
@@ -271,6 +287,7 @@ class StatusReport:
         self._rate = rate
         self._notified = ""
         self._cameras: set[str] = set()  # that have topics
+        self._shadows: set[tuple[str, str]] = set()  # likewise
         self._reported: dict[str, tuple[object, ...]] = {}
         self._faults: dict[str, str] = {}
         self._update = RecordFile(state_directory())
@@ -343,16 +360,51 @@ class StatusReport:
                 no_lanes.append(name)
             calibration = self._publisher.publish_calibration
             self._attempt(f"calibration {name}", calibration, name, pipeline.calibration)
+            # Faults of other networks by their words alone: numbers change with every frame.
+            networks = tuple(
+                (each.name, each.failure.partition(":")[0]) for each in pipeline.networks
+            )
             # With the number of steps of the clock: `since` is published anew after one.
-            values = pipeline, status, failure, device.clock_steps
+            values = pipeline, status, failure, networks, device.clock_steps
             self._attempt(f"camera {name}", self._publish_camera, *values)
+        self._report_verdicts(pipelines)
         self._attempt("camera events", self._events.see_cameras, statuses)
         reload = self._reload
         waits = ((), "") if reload is None else (tuple(reload.restart_needed), reload.fault)
         self._attempt("online", self._publish_online, tuple(no_lanes), *waits)
 
+    def _report_verdicts(self, pipelines: Sequence[LanePipeline]) -> None:
+        """Publish the verdicts on candidates for lanes, and give them to the store."""
+        shadows = {
+            (pipeline.camera.name, network.name): network
+            for pipeline in pipelines
+            for network in pipeline.networks
+            if network.section.shadow_of is not None
+        }
+        for camera, name in self._shadows - shadows.keys():
+            self._reported.pop(f"verdict {camera}/{name}", None)
+            self._publisher.publish_verdict(camera, name, "", "", None)
+        self._shadows = set(shadows)
+        for (camera, name), network in shadows.items():
+            model, verdict = network.section.model, network.verdict
+            what = f"{camera}/{name}"
+            publish = self._publisher.publish_verdict
+            self._attempt(f"verdict {what}", publish, camera, name, model, network.served, verdict)
+            self._attempt(f"judged {what}", self._judged, camera, model, network.served, verdict)
+
+    def _judged(self, camera: str, model: str, served: str, verdict: LaneVerdict | None) -> None:
+        self._events.see_verdict(camera, model, verdict)
+        if isinstance(self._control, PollControl):
+            text = "" if verdict is None else f"{verdict.outcome}: {verdict.text}"
+            self._control.judge(model, served, text)
+
     def _publish_camera(
-        self, pipeline: LanePipeline, status: CameraStatus, failure: str, _clock_steps: int
+        self,
+        pipeline: LanePipeline,
+        status: CameraStatus,
+        failure: str,
+        _networks: object,
+        _clock_steps: int,
     ) -> None:
         age_s = pipeline.camera.last_frame_age_s(time.monotonic())
         reason, text = pipeline.fault
@@ -365,6 +417,7 @@ class StatusReport:
             text=text,
             # By the wall clock of now: that of then may have been in 1970.
             since_epoch_ns=time.time_ns() - (time.monotonic_ns() - status.since_mono_ns),
+            networks={each.name: each.failure for each in pipeline.networks},
         )
 
     def _publish_online(

@@ -16,7 +16,7 @@ from edge_server.errors import InternalError, Unavailable
 from edge_server.gpu.stream import GpuEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -156,6 +156,41 @@ class CudaArray:
 
     def _view(self, shape: tuple[int, ...], pointer: int) -> CudaArray:
         return CudaArray(self.buffer, shape, self.dtype, pointer=pointer, lease=self._lease)
+
+
+class DeviceCopies:
+    """The copies of one host array, by device."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.made: dict[Device, CudaArray] = {}
+
+
+class UploadOnce:
+    """A host array that is copied to each device once, by its first reader there. Safe from any
+    thread; the host's array stays unchanged."""
+
+    __slots__ = ("_copies", "_host", "dtype", "nbytes", "shape")
+
+    def __init__(self, host: NDArray[Any], copies: DeviceCopies | None = None) -> None:
+        self._host = host
+        self._copies = copies or DeviceCopies()
+        self.shape, self.dtype, self.nbytes = host.shape, host.dtype, host.nbytes
+
+    def reshape(self, shape: tuple[int, ...]) -> UploadOnce:
+        """Return the same array in another shape, and with the same copies."""
+        return UploadOnce(self._host.reshape(shape), self._copies)
+
+    def on_host(self) -> NDArray[Any]:
+        """Return the host's array itself."""
+        return self._host
+
+    def on(self, device: Device, upload: Callable[[NDArray[Any]], CudaArray]) -> CudaArray:
+        """Return the copy on `device`, which `upload` makes where there is none yet."""
+        with self._copies.lock:
+            if device not in self._copies.made:
+                self._copies.made[device] = upload(self._host)
+            return self._copies.made[device].reshape(self.shape)
 
 
 # cuda.h, CU_MEMHOSTALLOC_*.

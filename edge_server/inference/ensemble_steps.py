@@ -48,6 +48,7 @@ class PlannedStep:
         outputs: the same for the outputs that a step or the response reads; `wanted` are the
             model's names of them.
         reads: the tensors that the step waits for: the ensemble's inputs are there.
+        hands_on: a step on a GPU reads one of the outputs.
     """
 
     index: int
@@ -86,7 +87,9 @@ def plan_of(config: ModelConfig, outputs: frozenset[str]) -> Plan:
     given = frozenset(spec.name for spec in config.inputs)
     levels = dict.fromkeys(given, 0)
     needed = _needed(config, outputs)
-    read_by_steps = {tensor for _, step, _ in needed for tensor in step.input_map.values()}
+    read_on_gpu = {
+        tensor for _, step, _ in needed if step.on_gpu for tensor in step.input_map.values()
+    }
     steps: list[PlannedStep] = []
     for index, step, step_outputs in needed:
         reads = frozenset(step.input_map.values())
@@ -103,7 +106,7 @@ def plan_of(config: ModelConfig, outputs: frozenset[str]) -> Plan:
                 tuple(name for name, _ in step_outputs),
                 reads - given,
                 step.decoupled,
-                any(tensor in read_by_steps for _, tensor in step_outputs),
+                any(tensor in read_on_gpu for _, tensor in step_outputs),
                 step.full_shapes,
             )
         )
@@ -327,8 +330,8 @@ class EnsembleCall:
             model_version=step.version,
             outputs=step.wanted,
             trace=None if trace is None else trace.child(step.model_name, request.id),
-            # The model itself copies outputs that only the response reads: it may have a faster
-            # way to the host.
+            # The model itself brings to the host what nothing on a GPU reads: it may have a faster
+            # way there, or write where the host reads.
             on_device=request.on_device or step.hands_on,
         )
 

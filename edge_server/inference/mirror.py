@@ -221,7 +221,7 @@ _MOST_WAITING = 8
 _MOST_BYTES = 64 << 20
 # How long the mirror rests, as a multiple of a replay's time: after any, and between two samples.
 _REST = 3
-_REST_OF_SAMPLES = 9
+REST_OF_SAMPLES = 9
 _LEAST_REST_S = 0.02
 # How many of the last comparisons count.
 _LAST_FAULTS = 50
@@ -332,7 +332,7 @@ class Mirror:
             if replay.fault is None:
                 # Requests with a fault, however many, must not keep samples away.
                 self._has_sample = False
-                self._samples_from_s = now + max(_LEAST_REST_S, _REST_OF_SAMPLES * took_s)
+                self._samples_from_s = now + max(_LEAST_REST_S, REST_OF_SAMPLES * took_s)
         return True
 
     def time_s(self, request: InferRequest) -> float | None:

@@ -196,6 +196,17 @@ class CameraModel:
         mounting = replace(self.mounting, pitch_rad=self.mounting.pitch_rad + by_rad)
         return CameraModel(self.lens, mounting)
 
+    def distances_of_rays(self, rays: Rays, farthest_m: float) -> NDArray[np.float64]:
+        """Return x of the ground points of `rays`, m, (N,), NaN as in `ground_of_rays`."""
+        mounting = self.mounting
+        turn = mounting.rotation @ _TO_OPTICAL.T
+        ahead, _, up = turn[:, :2] @ rays.xy.T + turn[:, 2:]
+        with np.errstate(invalid="ignore"):
+            up[~(up < -HORIZON_MARGIN_PX / self.lens.fy)] = np.nan
+            x_m: NDArray[np.float64] = mounting.x_m - ahead * mounting.height_m / up
+            x_m[~((x_m >= 0.0) & (x_m <= farthest_m))] = np.nan
+        return x_m
+
     def ground_of_rays(self, rays: Rays, farthest_m: float = FARTHEST_M) -> Ground:
         """Return the ground points of `rays`, which do not depend on the mounting.
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Along the line: from the vehicle's front on. In the picture such distances are evenly apart.
 _FARTHEST_M = 100.0
 DISTANCES_M = np.geomspace(3.0, _FARTHEST_M, 72)
+_INVERSE = -1.0 / DISTANCES_M
 _LENGTH_M = np.gradient(DISTANCES_M)
 # The correction is linear in the logarithm of the distance between so many of these.
 _KNOTS = np.linspace(np.log(DISTANCES_M[0]), np.log(DISTANCES_M[-1]), 9)
@@ -71,6 +72,8 @@ _SAMPLE_M, _SAMPLE_WIDTHS = 0.045, 1.1e-3
 _NEAR_M, _NEAR_WIDTHS, _FARTHEST_ASIDE_M = 0.6, 0.027, 1.44
 # So wide, px and m, is the search about the line, at first and at last.
 _SEARCHES = ((0, 1.0), (2, 0.5))
+_STROKE = np.arange(-4, 5)
+_STROKE_PLACES = _STROKE.astype(np.float32)
 _MISS_COST = 2.0
 _CLEAR_LEVELS, _LEAST_LEVELS = 40.0, 7.0
 # The middle of the paint in one row; so many neighbouring rows err alike.
@@ -96,7 +99,7 @@ _FEWEST_CELLS = 5
 # Blue less than luma, by luma, against the road's: 0.15 to 0.37 for yellow, 0 for white.
 _YELLOW = 0.09
 _YELLOW_STD = 0.035
-_COLOUR_TO_M = 16.0
+_COLOURED = int(np.count_nonzero(DISTANCES_M <= 16.0))  # places near enough to show a colour
 _LEAST_COLOURED_M = 1.5
 _MOST_EVIDENCE = 4.0
 # Over frames: a marking that changes is another one after some ten frames.
@@ -196,7 +199,7 @@ def _network_lines(lanes: Sequence[Lane], camera: CameraModel) -> tuple[ImageLin
     points = np.concatenate([lane.points for lane in lanes]) if lanes else np.empty((0, 2))
     points = points.astype(np.float64)
     rays = camera.lens.rays_of(points)
-    x_m = camera.ground_of_rays(rays, _FARTHEST_M).points[:, 0]
+    x_m = camera.distances_of_rays(rays, _FARTHEST_M)
     shares = np.zeros((*present.shape, len(_KNOTS)))
     shares[present] = _between_knots(np.nan_to_num(x_m, nan=_FARTHEST_M))
     bare = np.zeros((len(present), len(DISTANCES_M)), bool)
@@ -224,19 +227,17 @@ def on_paint(
     profile = _profile(image, places)
     found = _follow(profile, places, _units(lanes, camera), camera.lens.width / 1280)
     painted = _painted(found, profile, places, _black(image))
-    yellow = _yellowness(image, places, found)
-    solid = _solid_odds(painted, places.seen)
-    near = painted & (DISTANCES_M <= _COLOUR_TO_M)
+    solid = _solid_odds(painted, places.seen).tolist()
+    yellow = _yellow_odds(image, places, found, painted)
     marked = tuple(
         replace(
             lane,
-            type=type_of(float(solid[row])),
-            color=color_of(odds),
-            solid_evidence=float(solid[row]),
-            yellow_evidence=odds,
+            type=type_of(of_type),
+            color=color_of(of_color),
+            solid_evidence=of_type,
+            yellow_evidence=of_color,
         )
-        for row, lane in enumerate(lanes)
-        for odds in (0.0 if yellow is None else _yellow_odds(yellow[row], near[row]),)
+        for lane, of_type, of_color in zip(lanes, solid, yellow, strict=True)
     )
     moved = (shares @ found.knots[..., None])[..., 0][lines.present]
     points = lines.points.copy()
@@ -269,21 +270,24 @@ def _places(lines: ImageLines, x_m: Floats, image: Image, camera: CameraModel) -
     scale = np.array((image.width / lens.width, image.height / lens.height))
     points = (lines.points + 0.5) * scale - 0.5
     at = np.zeros((2, len(present), len(DISTANCES_M)))
-    seen = np.zeros((len(present), len(DISTANCES_M)), bool)
+    ends_m = np.full((2, len(present), 1), np.nan)
     ends = np.cumsum(np.count_nonzero(present, axis=1)).tolist()
     for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        there = begin + np.flatnonzero(~np.isnan(x_m[begin:end]))
-        if len(there) < _FEWEST_ROWS:
+        there = x_m[begin:end] > 0.0
+        away_m = x_m[begin:end][there]
+        if len(away_m) < _FEWEST_ROWS:
             continue
+        x, y = points[begin:end][there].T
         # Between two points of a line its row goes with the inverse of the distance.
-        rows = np.rint(np.interp(-1.0 / DISTANCES_M, -1.0 / x_m[there], points[there, 1]))
-        at[:, number] = rows, np.interp(-rows, -points[there, 1], points[there, 0])
-        seen[number] = (x_m[there[0]] <= DISTANCES_M) & (x_m[there[-1]] >= DISTANCES_M)
+        at[0, number] = rows = np.rint(np.interp(_INVERSE, -1.0 / away_m, y))
+        at[1, number] = np.interp(-rows, -y, x)
+        ends_m[:, number, 0] = away_m[0], away_m[-1]
+    seen = (ends_m[0] <= DISTANCES_M) & (ends_m[1] >= DISTANCES_M)
     metre = lens.fx / np.maximum(DISTANCES_M - camera.mounting.x_m, 1.0)
     step = np.maximum(_SAMPLE_WIDTHS * image.width, _SAMPLE_M * metre * scale[0])
     apart = np.rint(step[:, None] * _SAMPLES).astype(np.intp)
     middle = np.rint(at[1])
-    aside = (apart[:, _PLACES] + (middle - at[1])[..., None]).astype(np.float32)
+    aside = apart[:, _PLACES].astype(np.float32) + (middle - at[1]).astype(np.float32)[..., None]
     aside /= np.float32(scale[0])
     column = middle.astype(np.intp)[..., None] + apart
     row = at[0].astype(np.intp)
@@ -395,13 +399,15 @@ def _middle(
     """
     places = ridge.shape[2]
     first = np.arange(place.size).reshape(place.shape) * places
-    level, middle = ridge.ravel()[first + place], aside.ravel()[first + place]
+    ridge, aside = ridge.ravel(), aside.ravel()
+    level, middle = ridge[first + place], aside[first + place]
     for _ in range(turns):
-        at = (first + np.minimum(np.maximum(place, 4), places - 5))[..., None] + np.arange(-4, 5)
-        above = np.maximum(ridge.ravel()[at] - 0.5 * level[..., None], 0.0)
-        total = above.sum(axis=2) + np.float32(1e-6)
-        place = place + np.rint(above @ np.arange(-4.0, 5.0) / total).astype(np.intp)
-        middle = (above * aside.ravel()[at]).sum(axis=2) / total
+        place = np.minimum(np.maximum(place, 4), places - 5)
+        above = np.maximum(ridge[(first + place)[..., None] + _STROKE] - 0.5 * level[..., None], 0)
+        moved = above @ _STROKE_PLACES / (above.sum(axis=2) + np.float32(1e-6))
+        middle = aside[first + place]
+        middle += moved * (aside[first + place + 1] - middle)
+        place = place + np.rint(moved).astype(np.intp)
     return middle, level
 
 
@@ -441,17 +447,31 @@ def _solid_odds(painted: NDArray[np.bool_], seen: NDArray[np.bool_]) -> NDArray[
     return odds
 
 
-def _yellowness(image: Image, places: _Places, found: _Found) -> NDArray[np.float32] | None:
-    """Return how much less blue the paint has than the road beside it, by luma, (K, N) float32;
-    None where the picture has no colour."""
+def _yellow_odds(
+    image: Image, places: _Places, found: _Found, painted: NDArray[np.bool_]
+) -> list[float]:
+    """Return the log odds of yellow lines against white ones: by how much less blue the paint near
+    the vehicle has than the road beside it, by luma."""
     if image.pixel_format is PixelFormat.GREY:
-        return None
+        return [0.0] * len(painted)
+    near = painted[:, :_COLOURED]
+    length_m = near @ _LENGTH_M[:_COLOURED]
     # Of the two ends the one farther from the paint is road.
-    peak = found.place + _PLACES.start
+    peak = found.place[:, :_COLOURED] + _PLACES.start
     beside = np.where(peak > _ASIDE, _ASIDE - 16, _ASIDE + 16)
-    at = np.arange(len(peak))[:, None], np.arange(peak.shape[1]), np.stack([peak, beside])
-    paint, road = _blue_by_luma(image, places.row, places.column[at])
-    return np.asarray(road - paint)
+    at = np.arange(len(peak))[:, None], np.arange(_COLOURED), np.stack([peak, beside])
+    paint, road = _blue_by_luma(image, places.row[:, :_COLOURED], places.column[at])
+    # The median of what is painted, the rest behind it.
+    ordered = np.sort(np.where(near, road - paint, np.inf), axis=1)
+    number = np.maximum(np.count_nonzero(near, axis=1), 1)
+    middle = np.stack([(number - 1) // 2, number // 2], axis=1)
+    yellowness = np.take_along_axis(ordered, middle, axis=1).mean(axis=1)
+    distance = np.clip((yellowness - _YELLOW) / _YELLOW_STD, -1.5, 1.5)
+    # Neighbouring places are one patch of paint; two that are 2 m apart count apart.
+    odds = np.minimum(length_m / _CELL_M + 1.0, 4.0) * distance
+    odds = np.where(length_m < _LEAST_COLOURED_M, 0.0, odds)
+    found_odds: list[float] = np.clip(odds, -_MOST_EVIDENCE, _MOST_EVIDENCE).tolist()
+    return found_odds
 
 
 def _blue_by_luma(
@@ -475,14 +495,3 @@ def _blue_by_luma(
 
 def _ratio(blue: NDArray[np.float32], luma: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(blue / np.maximum(luma, 16.0), np.float32)
-
-
-def _yellow_odds(yellowness: NDArray[np.float32], painted: NDArray[np.bool_]) -> float:
-    """Return the log odds of yellow against white, of the places with paint."""
-    length_m = float(_LENGTH_M[painted].sum())
-    if length_m < _LEAST_COLOURED_M:
-        return 0.0
-    # Neighbouring places are one patch of paint; two that are 2 m apart count apart.
-    number = min(length_m / _CELL_M + 1.0, 4.0)
-    distance = max(-1.5, min(1.5, (float(np.median(yellowness[painted])) - _YELLOW) / _YELLOW_STD))
-    return max(-_MOST_EVIDENCE, min(_MOST_EVIDENCE, number * distance))

@@ -6,7 +6,6 @@ The road is taken to be flat. All angles are in radians, all lengths in metres, 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,7 +86,7 @@ def road_of(
     model: CameraModel,
     *,
     lines: ImageLines | None = None,
-    pitch_std_rad: float | None = None,
+    pitch: PitchFilter | None = None,
 ) -> Road:
     """Return the lanes on the road, which of them bound the ego lane, and the vehicle between them.
 
@@ -97,54 +96,58 @@ def road_of(
         lanes: with image points, px of frames of the model's size.
         lines: the lanes' points on their paint, see `on_paint`; as the network gives them by
             default.
-        pitch_std_rad: of the model's pitch at this moment; that of its mounting by default.
+        pitch: of the vehicle, which `model` has; the frame corrects it, and the lanes are placed
+            with that. Without it the pitch is the mounting's, as well as that is known.
     """
     if not lanes:
         return Road((), Ego(), None)
-    mounting = model.mounting
-    std_rad = mounting.pitch_std_rad if pitch_std_rad is None else pitch_std_rad
-    lines = lines or image_lines(lanes, model)
-    fits = _fit(lines, model, std_rad)
-    grounds = [_ground_lane(fits, row) for row in range(len(lanes))]
-    indices = _indices(grounds)
+    stds_rad = [model.mounting.pitch_std_rad, model.mounting.yaw_std_rad]
+    if pitch is not None:
+        stds_rad[0] = pitch.std_rad
+    fits = _fit(lines or image_lines(lanes, model), model, *stds_rad)
+    indices = _indices(fits, stds_rad)
+    measured, turned_rad = None, 0.0
+    if -1 in indices and 1 in indices:
+        measured = _pitch(fits, indices.index(-1), indices.index(1), model)
+        if measured is not None and pitch is not None:
+            turned_rad, stds_rad[0] = pitch.correct(measured), pitch.std_rad
     located = tuple(
         replace(lane, ground=ground, index=index)
-        for lane, ground, index in zip(lanes, grounds, indices, strict=True)
+        for lane, ground, index in zip(
+            lanes, _grounds(fits, turned_rad, stds_rad), indices, strict=True
+        )
     )
-    pitch = None
-    if -1 in indices and 1 in indices:
-        pitch = _pitch(fits, indices.index(-1), indices.index(1), model)
-    return Road(located, ego_of(located), pitch)
+    return Road(located, ego_of(located), measured)
 
 
 class _Fits(NamedTuple):
     """Fits of K lanes with up to P points.
 
     Attributes:
-        points: (K, P, 2) float32, x and y, of which the first `seen` are the lane's, by distance.
-        seen: (K,), number of points.
+        points: (K, P, 2), x and y, of the lane where `is_there`.
+        by_pitch: (K, P, 2), their derivatives by the pitch, m/rad.
         coefficients: (K, 4), NaN for a lane without ground.
-        covariance: (K, 4, 4).
-        noise: (K, 4, 4), the part of the covariance that is not common to all lanes.
+        noise: (K, 4, 4), what is not common to all lanes of their covariance.
+        by_angles: (K, 4, 2), their derivatives by pitch and yaw, 1/rad.
     """
 
-    points: NDArray[np.float32]
-    seen: NDArray[np.intp]
+    points: NDArray[np.float64]
+    by_pitch: NDArray[np.float64]
+    is_there: NDArray[np.bool_]
     coefficients: NDArray[np.float64]
-    covariance: NDArray[np.float64]
     noise: NDArray[np.float64]
+    by_angles: NDArray[np.float64]
     x_min: NDArray[np.float64]
     x_max: NDArray[np.float64]
 
 
-def _fit(lines: ImageLines, model: CameraModel, pitch_std_rad: float) -> _Fits:
+def _fit(lines: ImageLines, model: CameraModel, pitch_std_rad: float, yaw_std_rad: float) -> _Fits:
     """Fit all lanes at once: weighted least squares with a wide prior of the curvature.
 
     The errors of pixels count for each point; those of pitch and yaw are common to all points of a
     frame, and go into the covariance as such.
     """
     ground = model.ground_of_rays(lines.rays)
-    yaw_std_rad = model.mounting.yaw_std_rad
     table = np.zeros((7, *lines.present.shape))
     # Along a row of the picture: which row a point has is known.
     table[:, lines.present] = np.stack(
@@ -186,37 +189,52 @@ def _fit(lines: ImageLines, model: CameraModel, pitch_std_rad: float) -> _Fits:
     of_points = gain @ error * np.sqrt(misfit)[:, None, None]
     noise = of_points @ of_points.transpose(0, 2, 1)
     noise += inverse @ (prior[:, :, None] * inverse)
-    of_angles = gain @ np.stack([pitch_std_rad * by_pitch, yaw_std_rad * by_yaw], axis=2)
-    covariance = noise + of_angles @ of_angles.transpose(0, 2, 1)
-    unit = _SCALE[:, None] * _SCALE
-    coefficients = np.where(known[:, None], coefficients * _SCALE, np.nan)
-    order = np.argsort(np.where(is_there, x, np.inf), axis=1)
-    points = np.stack([x, y], axis=2).astype(np.float32)
-    points = points[np.arange(len(points))[:, None], order]
-    return _Fits(points, count, coefficients, covariance * unit, noise * unit, x_min, x_max)
-
-
-def _ground_lane(fits: _Fits, row: int) -> GroundLane | None:
-    coefficients = fits.coefficients[row]
-    if np.isnan(coefficients[0]):
-        return None
-    covariance = fits.covariance[row]
-    ends = float(fits.x_min[row]), float(fits.x_max[row])
-    polynomial = Polynomial(coefficients, covariance, *ends, covariance - fits.noise[row])
-    return GroundLane(fits.points[row, : fits.seen[row]], polynomial)
-
-
-def _indices(grounds: Sequence[GroundLane | None]) -> list[int]:
-    """Return the index of each lane, see `Lane.index`, by its place beside the front axle."""
-    return _ranked(
-        [
-            None
-            if ground is None or ground.polynomial.covariance[0, 0] > _LARGEST_OFFSET_STD_M**2
-            else float(ground.polynomial.coefficients[0])
-            for ground in grounds
-        ],
-        _FARTHEST_EGO_M,
+    by_angles = gain @ np.stack([by_pitch, by_yaw], axis=2)
+    return _Fits(
+        np.stack([x, y], axis=2),
+        np.stack([pitch_x, pitch_y], axis=2),
+        is_there,
+        np.where(known[:, None], coefficients * _SCALE, np.nan),
+        noise * (_SCALE[:, None] * _SCALE),
+        by_angles * _SCALE[:, None],
+        x_min,
+        x_max,
     )
+
+
+def _grounds(fits: _Fits, turned_rad: float, stds_rad: Sequence[float]) -> list[GroundLane | None]:
+    """Return the lanes as of a camera that looks down by `turned_rad` more, None without ground.
+
+    Args:
+        stds_rad: of pitch and yaw.
+    """
+    points = (fits.points + turned_rad * fits.by_pitch).astype(np.float32)
+    order = np.argsort(np.where(fits.is_there, points[..., 0], np.inf), axis=1)
+    points = points[np.arange(len(points))[:, None], order]
+    coefficients = fits.coefficients + turned_rad * fits.by_angles[:, :, 0]
+    by_angles = fits.by_angles * stds_rad
+    covariance = fits.noise + by_angles @ by_angles.transpose(0, 2, 1)
+    seen = np.count_nonzero(fits.is_there, axis=1).tolist()
+    known = (~np.isnan(coefficients[:, 0])).tolist()
+    grounds: list[GroundLane | None] = []
+    for row, count in enumerate(seen):
+        if not known[row]:
+            grounds.append(None)
+            continue
+        ends = float(points[row, 0, 0]), float(points[row, count - 1, 0])
+        polynomial = Polynomial(coefficients[row], covariance[row], *ends, by_angles[row])
+        grounds.append(GroundLane(points[row, :count], polynomial))
+    return grounds
+
+
+def _indices(fits: _Fits, stds_rad: Sequence[float]) -> list[int]:
+    """Return the index of each lane, see `Lane.index`, by its place beside the front axle."""
+    variance = fits.noise[:, 0, 0] + ((fits.by_angles[:, 0] * stds_rad) ** 2).sum(axis=1)
+    places = fits.coefficients[:, 0]
+    known = ~np.isnan(places) & (variance <= _LARGEST_OFFSET_STD_M**2)
+    pairs = zip(places.tolist(), known.tolist(), strict=True)
+    lefts = [left if is_known else None for left, is_known in pairs]
+    return _ranked(lefts, _FARTHEST_EGO_M)
 
 
 def _ranked(lefts: Sequence[float | None], farthest_ego: float) -> list[int]:
@@ -285,11 +303,8 @@ def ego_of(lanes: Sequence[Lane]) -> Ego:
         if _PLAUSIBLE_WIDTH_M[0] <= across <= _PLAUSIBLE_WIDTH_M[1]:
             width = across
             offset = -0.5 * (c0_left + c0_right) * cosine
-            # Their errors may be common: no better than their mean.
-            std_left, std_right = (math.sqrt(each.covariance[0, 0]) for each in (left, right))
-            offset_std = 0.5 * (std_left + std_right)
-            # What both have in common, as an error of the yaw, does not change the width.
-            width_std = math.hypot(std_left, std_right) * cosine
+            offset_std = _std((left, right), (0.5, 0.5), 0) * cosine
+            width_std = _std((left, right), (1.0, -1.0), 0) * cosine
     return Ego(
         offset,
         offset_std,
@@ -303,17 +318,28 @@ def ego_of(lanes: Sequence[Lane]) -> Ego:
 
 
 def _mean(polynomials: Sequence[Polynomial], power: int) -> tuple[float, float]:
-    """Return the weighted mean of one coefficient and its standard deviation, as if all erred
-    alike."""
+    """Return the mean of one coefficient, weighted by its certainty, and its standard deviation."""
     if not polynomials:
         return 0.0, math.inf
-    values = [float(each.coefficients[power]) for each in polynomials]
-    stds = [math.sqrt(each.covariance[power, power]) for each in polynomials]
-    weights = [std**-2 for std in stds]
+    weights = [1.0 / float(each.covariance[power, power]) for each in polynomials]
     total = sum(weights)
-    pairs = zip(values, weights, strict=True)
-    mean = sum(value * weight for value, weight in pairs) / total
-    return mean, sum(std * weight for std, weight in zip(stds, weights, strict=True)) / total
+    shares = [weight / total for weight in weights]
+    pairs = zip(polynomials, shares, strict=True)
+    mean = sum(float(each.coefficients[power]) * share for each, share in pairs)
+    return mean, _std(polynomials, shares, power)
+
+
+def _std(polynomials: Sequence[Polynomial], shares: Sequence[float], power: int) -> float:
+    """Return the standard deviation of a sum of one coefficient of lines of one frame.
+
+    Angles of the camera move all lines: an error of the yaw does not change the lane's width.
+    """
+    variance, together = 0.0, np.zeros(2)
+    for each, share in zip(polynomials, shares, strict=True):
+        of_angles = each.by_angles[power]
+        together = together + share * of_angles
+        variance += share**2 * float(each.covariance[power, power] - of_angles @ of_angles)
+    return math.sqrt(max(0.0, variance) + float(together @ together))
 
 
 def _pitch(fits: _Fits, left: int, right: int, model: CameraModel) -> PitchMeasurement | None:
@@ -352,7 +378,7 @@ def _pitch(fits: _Fits, left: int, right: int, model: CameraModel) -> PitchMeasu
 _SPRINGS_STD_RAD = math.radians(0.7)
 _SPRINGS_S = 1.5
 # What is left over on a straight, even road, beside the noise of the points.
-_ROAD_STD_RAD = math.radians(0.1)
+_ROAD_STD_RAD = math.radians(0.05)
 # A measurement that is farther off is of lines that part, no pitch.
 _LARGEST_GAP_STD = 4.0
 _LONGEST_STEP_S = 1.0
@@ -398,15 +424,48 @@ class PitchFilter:
         self.rad *= keep
         self._variance = keep**2 * self._variance + (1.0 - keep**2) * self._resting
 
-    def correct(self, measured: PitchMeasurement) -> None:
-        """Take in what the frame shows, which was located with `rad`: the difference to it."""
+    def correct(self, measured: PitchMeasurement) -> float:
+        """Take in what the frame shows, which was located with `rad`: the difference to it. Return
+        the change of `rad`."""
         noise = measured.std_rad**2 + _ROAD_STD_RAD**2
         total = self._variance + noise
         if measured.rad**2 > _LARGEST_GAP_STD**2 * total:
-            return
+            return 0.0
         gain = self._variance / total
         self.rad += gain * measured.rad
         self._variance *= 1.0 - gain
+        return gain * measured.rad
+
+
+# Frames of one block err alike: a bend, a slope, a place in the lane.
+_BLOCKS = 10
+# Errors of 23 rendered drives are as large as this makes them.
+_IN_COMMON = 0.35
+_EIGHT_OF_TEN_STDS = 2.56
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of many measurements.
+
+    Attributes:
+        low, high: between which eight of ten lie.
+        std: standard deviation of the median: from how it differs between ten parts of the drive,
+            and a part of that of single frames, which slopes and bends have in common.
+    """
+
+    median: float
+    low: float
+    high: float
+    std: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        low, median, high = (float(each) for each in np.percentile(values, (10, 50, 90)))
+        medians = [float(np.median(part)) for part in np.array_split(values, _BLOCKS)]
+        of_parts = float(np.std(medians, ddof=1)) / math.sqrt(_BLOCKS)
+        of_frames = (high - low) / _EIGHT_OF_TEN_STDS
+        return Spread(median, low, high, math.hypot(of_parts, _IN_COMMON * of_frames))
 
 
 class PitchDrift:
@@ -415,11 +474,11 @@ class PitchDrift:
     Not thread-safe.
 
     Attributes:
-        rad: the median of the last minute where that is a drift, positive nose down; else None.
+        pitch: of the last minute where its median is a drift, rad, positive nose down; else None.
     """
 
     def __init__(self) -> None:
-        self.rad: float | None = None
+        self.pitch: Spread | None = None
         self._samples: deque[tuple[int, float]] = deque(maxlen=_SAMPLES)
 
     def add(self, pitch_rad: float, curvature_1pm: float | None, mono_ns: int) -> None:
@@ -440,6 +499,6 @@ class PitchDrift:
             samples.popleft()
         if len(samples) < _SAMPLES:
             return
-        median = statistics.median(pitch for _, pitch in samples)
-        threshold = DRIFT_RAD if self.rad is None else _DRIFT_OVER_RAD
-        self.rad = median if abs(median) > threshold else None
+        pitch = Spread.of([pitch for _, pitch in samples])
+        threshold = DRIFT_RAD if self.pitch is None else _DRIFT_OVER_RAD
+        self.pitch = pitch if abs(pitch.median) > threshold else None

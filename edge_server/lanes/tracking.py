@@ -32,15 +32,16 @@ _GATE = 13.3
 # At these shares of the detected range polynomials are compared.
 _SAMPLES = np.linspace(0.0, 1.0, 4)
 # Standard deviations of what a detection's covariance does not know, at 0 m and for each metre
-# ahead: the road is not flat.
-_FLOOR_M, _FLOOR_PER_M = 0.05, 0.0015
+# ahead: the road is not flat. With these and the growth below, twice the stated deviation contains
+# 93 to 97 % of the errors of rendered drives; see benchmarks/paint.py.
+_FLOOR_M, _FLOOR_PER_M = 0.018, 0.0007
 # Standard deviations of c0..c3 before anything was measured: half a lane, 15 degrees, a bend of
 # 65 m radius, and its change within 50 m.
 _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
 # Growth of the standard deviations of c0..c3 in one second: with speed and yaw rate known, and
 # without, where steering within the lane is all that limits c0 and c1; the others are the road's.
-_GROWTH_KNOWN = np.array([0.10, 0.010, 1.2e-3, 2e-5])
-_GROWTH_UNKNOWN = np.array([0.35, 0.040, 1.2e-3, 2e-5])
+_GROWTH_KNOWN = np.array([0.10, 0.008, 6e-4, 1.5e-5])
+_GROWTH_UNKNOWN = np.array([0.35, 0.020, 6e-4, 1.5e-5])
 
 
 class LaneFilter:
@@ -51,21 +52,21 @@ class LaneFilter:
 
     Attributes:
         mean: (4,) float64, c0..c3; see `Polynomial`.
-        covariance: (4, 4) float64, without what frames have in common.
+        covariance: (4, 4) float64, without the part of the camera's angles.
         x_min_m, x_max_m: the range that is still ahead of what was last detected.
     """
 
     def __init__(self, first: Polynomial) -> None:
         self.mean: NDArray[np.float64] = first.coefficients.astype(np.float64)
         self.covariance: NDArray[np.float64] = np.diag(_PRIOR**2)
-        self._common: NDArray[np.float64] = np.zeros((4, 4))
+        self._by_angles = first.by_angles
         self.correct(first)
 
     @property
     def polynomial(self) -> Polynomial:
         """The estimate."""
-        covariance = self.covariance + self._common
-        return Polynomial(self.mean, covariance, self.x_min_m, self.x_max_m, self._common)
+        covariance = self.covariance + self._by_angles @ self._by_angles.T
+        return Polynomial(self.mean, covariance, self.x_min_m, self.x_max_m, self._by_angles)
 
     def at(self, x_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (N,) y in m at (N,) `x_m`."""
@@ -98,9 +99,8 @@ class LaneFilter:
         powers = _powers(x_m)
         difference = powers @ (detection.coefficients - self.mean)
         # More frames do not tell what they have in common.
-        if detection.common is not None:
-            self._common = detection.common
-        apart = detection.covariance - self._common
+        self._by_angles = by_angles = detection.by_angles
+        apart = detection.covariance - by_angles @ by_angles.T
         measured = np.einsum("ij,jk,ik->i", powers, apart, powers)
         noise = np.diag(measured + (_FLOOR_M + _FLOOR_PER_M * x_m) ** 2)
         expected = powers @ self.covariance @ powers.T

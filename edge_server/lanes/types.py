@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from edge_server.errors import Reason
@@ -23,6 +24,10 @@ Side = Literal["none", "left", "right"]
 Indicator = Literal["unknown", "off", "left", "right", "hazard"]
 
 
+def _no_angles() -> NDArray[np.float64]:
+    return np.zeros((4, 2))
+
+
 @dataclass(frozen=True, eq=False)
 class Polynomial:
     """y(x) = c0 + c1 x + c2 x^2 + c3 x^3, x and y in metres on the ground.
@@ -31,15 +36,16 @@ class Polynomial:
         coefficients: (4,) float64, c0 first.
         covariance: (4, 4) float64, of the coefficients.
         x_min_m, x_max_m: the range in which it holds.
-        common: (4, 4) float64, the part of the covariance that the frames of some seconds have in
-            common, as an error of the calibration; None where that is not known.
+        by_angles: (4, 2) float64, what one standard deviation of the camera's pitch, and one of its
+            yaw, change in the coefficients. The lines of one frame have this part of their errors
+            in common, and so have the frames of some seconds.
     """
 
     coefficients: NDArray[np.float64]
     covariance: NDArray[np.float64]
     x_min_m: float
     x_max_m: float
-    common: NDArray[np.float64] | None = None
+    by_angles: NDArray[np.float64] = field(default_factory=_no_angles)
 
 
 @dataclass(frozen=True, eq=False)

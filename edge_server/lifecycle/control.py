@@ -380,6 +380,10 @@ class PollControl:
         """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
         return now - self._scanned_s
 
+    def judge(self, model: str, served: str, text: str) -> None:
+        """Note what was found of a candidate's lanes, for `models promote`."""
+        self._deployments.judge(model, served, text)
+
     def outcomes(self) -> dict[str, int]:
         return self._deployments.outcomes()
 

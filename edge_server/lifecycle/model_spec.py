@@ -22,7 +22,7 @@ from edge_server.errors import (
 )
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
-from edge_server.model_config.files import select_versions
+from edge_server.model_config.files import CONFIGS_DIRECTORY, select_versions
 from edge_server.model_config.preferred import configurations, missing_device
 from edge_server.model_config.validation import validate
 from edge_server.process.utf8 import as_utf8, is_utf8
@@ -180,7 +180,11 @@ class ModelSpec:
             else:
                 better = _completed(chosen, message, completion, seen)
                 spec, lacks = replace(better, fallback=spec), {}
-        why = "; ".join(f"{', '.join(names)}: {text}" for text, names in reversed(lacks.items()))
+        reasons = [f"{', '.join(names)}: {text}" for text, names in reversed(lacks.items())]
+        asked = f"{CONFIGS_DIRECTORY}/{completion.config_name}.pbtxt"
+        if preferred and completion.config_name and preferred[0][0].config_name != asked:
+            reasons.insert(0, f"{asked}, which config_name asks for: there is none")
+        why = "; ".join(reasons)
         return replace(spec, why=why, is_degraded=bool(lacks) and completion.jetson)
 
     @property

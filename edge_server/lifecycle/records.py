@@ -72,6 +72,8 @@ class ModelRecord:
         again: the copy that served last and failed at the start, loaded again beside a newer
             delivery until a version serves.
         last_good: the copy that a restart serves.
+        candidate: the digest of what served as a candidate for lanes, what was found of it, and for
+            which model.
         late: why the store could not commit the serving copy; empty if it could.
         job: what the thread of the model does next; `updating` while there is a thread.
     """
@@ -91,6 +93,7 @@ class ModelRecord:
     delivery: Delivery = field(default_factory=Settled)
     again: Waiting | None = None
     last_good: StagedModel | None = None
+    candidate: tuple[str, str, str] = ("", "", "")
     late: str = ""
     job: Callable[[], None] | None = None
     updating: bool = False
@@ -291,6 +294,7 @@ class ModelRecord:
             "" if serves is None else serves.digest,
             "" if good is None else good.digest,
             "" if good is None else str(good.directory.relative_to(store)),
+            *(self.candidate[1:] if serves and self.candidate[0] == serves.digest else ()),
         )
 
     @property

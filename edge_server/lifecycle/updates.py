@@ -100,6 +100,14 @@ class Deployments(CanaryOutcomes):
         if not self.table.over:
             self._verdicts.write(self._by_name)
 
+    def judge(self, name: str, served: str, text: str) -> None:
+        """Note what was found of the serving content of `name` as a candidate for `served`."""
+        with self.table.lock:
+            record = self.table[name]
+            if (copy := record.serving_copy) is not None:
+                record.candidate = copy.digest, text, served
+        self.report()
+
     def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
         """Note that `copy` has the content of `serving`, so a restart need not copy it again."""
         self.count("unchanged")

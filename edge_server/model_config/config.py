@@ -141,6 +141,7 @@ class EnsembleStep:
             graph is resolved.
         depth: 1 and, where its model is an ensemble, the depth of that; set once the graph is
             resolved.
+        on_gpu: see `ModelConfig.on_gpu`; set once the graph is resolved.
     """
 
     model_name: str
@@ -151,6 +152,7 @@ class EnsembleStep:
     full_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     runs: int = 1
     depth: int = 1
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -376,6 +378,14 @@ class ModelConfig:
     def depth(self) -> int:
         """How many ensembles lie within each other, this one included; 0 for another model."""
         return max((step.depth for step in self.steps), default=0)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the model, or one of the resolved ensemble, takes tensors where a GPU has left
+        them."""
+        return any(group.gpus for group in self.instance_groups) or any(
+            step.on_gpu for step in self.steps
+        )
 
     @cached_property
     def mixes_batching(self) -> bool:

@@ -64,8 +64,8 @@ def ensemble_faults(message: Any) -> Iterator[str]:
 
 
 def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> ModelConfig:
-    """Complete the ensemble's configuration from its members: decoupled steps, labels, and how many
-    steps a request runs.
+    """Complete the ensemble's configuration from its members: decoupled steps, labels, steps on a
+    GPU, and how many steps a request runs.
 
     An ensemble with a decoupled member is decoupled itself.
 
@@ -96,6 +96,7 @@ def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> M
                 else {},
                 runs=1 + member.runs,
                 depth=1 + member.depth,
+                on_gpu=member.on_gpu,
             )
             for step, member in members
         ),

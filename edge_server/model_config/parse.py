@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # A configuration is a page of text; a text of this size already takes 0.14 s to parse.
 MAX_CONFIG_BYTES = 256 * 1024
+# To unescape backslashes in a row protobuf takes the square of their number, in which no other
+# thread runs: half a minute for 100 kB.
+_MOST_BACKSLASHES = 64
 # The message itself nests eight deep.
 _MAX_JSON_DEPTH = 32
 
@@ -61,6 +64,11 @@ def read_model_config(path: Path) -> Any:
         raise ModelConfigError(
             f"{path}: a model configuration has at most {MAX_CONFIG_BYTES} bytes; this one is "
             "larger"
+        )
+    if b"\\" * (_MOST_BACKSLASHES + 1) in raw:
+        raise ModelConfigError(
+            f"{path}: has more than {_MOST_BACKSLASHES} backslashes in a row, which no model "
+            "configuration needs; remove them"
         )
     try:
         entries = text_format.Parse(raw.decode("utf-8"), _message_with_plain_entries()())

@@ -24,7 +24,8 @@ class QueuePolicy:
         delay_expired: an expired request waits on, behind all others, instead of failing.
         default_timeout_us: how long a request may queue; 0 is unlimited.
         allow_timeout_override: a request may ask for less than the default, never for more.
-        max_queue_size: how many requests may wait; 0 is unlimited.
+        max_queue_size: how many requests may wait; 0 is the scheduler's own limit of 4096
+            (`MOST_WAITING` in `inference/line.py`).
     """
 
     delay_expired: bool = False

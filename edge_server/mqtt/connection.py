@@ -160,8 +160,12 @@ class Connection:
             client.will_set(will[0], will[1], qos=1, retain=True, properties=properties)
         self._state_properties = _properties(PacketTypes.PUBLISH)
         self._event_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "Event")
-        self._live_properties = _properties(PacketTypes.PUBLISH, mqtt.payload, "LaneFrame")
-        self._live_properties.MessageExpiryInterval = LONGEST_AGE_S
+        self._live_properties = {
+            message: _properties(PacketTypes.PUBLISH, mqtt.payload, message)
+            for message in ("LaneFrame", "NetworkFrame")
+        }
+        for each in self._live_properties.values():
+            each.MessageExpiryInterval = LONGEST_AGE_S
 
     def open(self) -> None:
         """Connect and send CONNECT; blocks for up to `CONNECT_TIMEOUT_S` for each address of the
@@ -189,10 +193,12 @@ class Connection:
         self._asked_at = time.monotonic()
         self.answered = False
 
-    def publish_live(self, topic: str, payload: bytes, envelope: e2e.Envelope) -> bool:
+    def publish_live(
+        self, topic: str, payload: bytes, envelope: e2e.Envelope, message: str = "LaneFrame"
+    ) -> bool:
         """Publish with QoS 0, not retained, expiring after `LONGEST_AGE_S`; return False if the
         packet exceeds the broker's limit."""
-        properties = copy(self._live_properties)  # in a tenth of the time of new ones
+        properties = copy(self._live_properties[message])  # in a tenth of the time of new ones
         properties.UserProperty = e2e.PROPERTY, e2e.protect(topic, payload, envelope)
         if self._packet_limit_bytes is not None and not self._fits(topic, payload, properties):
             return False

@@ -19,6 +19,7 @@ from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
 from edge_server.mqtt.connection import KEEPALIVE_S, Connection
 from edge_server.mqtt.outbox import Outbox, Wake
+from edge_server.pipeline.perception import NetworkFrame
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 from edge_server.process.worker import Backoff, Worker
 
@@ -441,10 +442,12 @@ class Link:
             return
         payload = payloads.lane_frame(frame, feed.identity, seq, now_ns, self.mqtt.payload)
         envelope = Envelope(feed.session, seq, feed.now_ns() // 1_000_000)
-        if not connection.publish_live(topic, payload, envelope):
+        of_network = isinstance(frame, NetworkFrame)
+        message = "NetworkFrame" if of_network else "LaneFrame"
+        if not connection.publish_live(topic, payload, envelope, message):
             feed.lost += 1
             return
-        if not frame.failure:
+        if not (frame.failure or of_network):
             feed.latency.observe_all({(frame.camera,): age_s})
         if frame.trace is not None:
             frame.trace.published()

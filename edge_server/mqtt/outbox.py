@@ -49,6 +49,11 @@ class Outbox(Generic[Live]):
                 self._dropped += 1
             return fresh
 
+    def holds_live(self, topic: str) -> bool:
+        """Whether a sample of the topic waits, which another would replace."""
+        with self._lock:
+            return topic in self._live
+
     def put_state(self, topic: str, payload: bytes) -> bool:
         """Keep `payload` as the state of its topic; return False if the state is unchanged.
 

@@ -24,14 +24,18 @@ from edge_server.errors import InvalidRequest
 from edge_server.pipeline.messages import (
     EVENT_SCHEMA,
     LANES_SCHEMA,
+    PERCEPTION_SCHEMA,
     calibration_message,
     event_message,
     lane_frame_fields,
+    network_frame_fields,
     reason_fields,
 )
+from edge_server.pipeline.perception import NetworkFrame
 from edge_server.pipeline.vehicle import vehicle_state
 from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import health_pb2, lane_service_pb2, lanes_pb2
+from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from edge_server.board.update import UpdateRecord
     from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration
+    from edge_server.lanes.agreement import LaneVerdict
     from edge_server.lanes.types import LaneFrame, VehicleState
     from edge_server.pipeline.event_log import Event
     from edge_server.settings.sections import PayloadFormat
@@ -105,6 +110,15 @@ class Topics:
         """Live, never retained: the lanes of every frame."""
         return f"{self._camera(camera)}/lanes"
 
+    def network(self, camera: str, network: str) -> str:
+        """Live, never retained: what a network beside the lanes finds."""
+        _check("network", network, _NAME, "a-z, 0-9, '_' and '-'")
+        return f"{self._camera(camera)}/networks/{network}"
+
+    def verdict(self, camera: str, network: str) -> str:
+        """Retained: how a candidate's lanes agree with those served."""
+        return f"{self.network(camera, network)}/verdict"
+
     def camera_status(self, camera: str) -> str:
         """Retained: whether the camera delivers."""
         return f"{self._camera(camera)}/status"
@@ -127,7 +141,8 @@ class Topics:
         """Filters for the retained topics of all models and cameras, those of earlier runs too."""
         root = f"{PREFIX}/{self.device}"
         cameras = f"{root}/cameras/+"
-        return f"{root}/models/+/state", f"{cameras}/status", f"{cameras}/calibration"
+        of_models = f"{root}/models/+/state", f"{cameras}/networks/+/verdict"
+        return *of_models, f"{cameras}/status", f"{cameras}/calibration"
 
     def is_state(self, topic: str) -> bool:
         """Whether `topic` is one of `states`, of a name that a model or a camera may have."""
@@ -139,6 +154,8 @@ class Topics:
                 return _MODEL.fullmatch(name) is not None
             case ["cameras", name, "status" | "calibration"]:
                 return _NAME.fullmatch(name) is not None
+            case ["cameras", name, "networks", network, "verdict"]:
+                return all(map(_NAME.fullmatch, (name, network)))
         return False
 
     def _camera(self, camera: str) -> str:
@@ -164,7 +181,8 @@ def content_type(payload: PayloadFormat, message: str) -> str:
     """Return the MIME type of a message, of one of ours where it is a protobuf."""
     if payload == "json":
         return "application/json"
-    return f"application/x-protobuf; messageType=edge.lanes.v1.{message}"
+    package = "perception" if message == "NetworkFrame" else "lanes"
+    return f"application/x-protobuf; messageType=edge.{package}.v1.{message}"
 
 
 def lane_frame(
@@ -174,15 +192,23 @@ def lane_frame(
     now_mono_ns: int,
     payload: PayloadFormat = "json",
 ) -> bytes:
-    """Return the message of `frame`, with its age at `now_mono_ns`; see `lane_frame_fields`.
+    """Return the message of `frame`, with its age at `now_mono_ns`; see `lane_frame_fields`, and
+    `network_frame_fields` of a NetworkFrame.
 
     Args:
         seq: count of this message on its topic, dropped ones included.
     """
-    if payload == "protobuf":
+    if isinstance(frame, NetworkFrame):
+        if payload == "protobuf":
+            fields = network_frame_fields(frame, identity, seq, now_mono_ns)
+            of_network: bytes = perception_pb2.NetworkFrame(**fields).SerializeToString()
+            return of_network
+        fields = network_frame_fields(frame, identity, seq, now_mono_ns, rfc3339)
+    elif payload == "protobuf":
         fields = lane_frame_fields(frame, identity, seq, now_mono_ns)
         return lanes_pb2.LaneFrame(**fields).SerializeToString()
-    fields = lane_frame_fields(frame, identity, seq, now_mono_ns, rfc3339)
+    else:
+        fields = lane_frame_fields(frame, identity, seq, now_mono_ns, rfc3339)
     # As the proto3 JSON mapping has it: a double holds only 53 bits of a 64-bit integer.
     for name in ("capture_mono_ns", "capture_epoch_ns"):
         fields["time"][name] = str(fields["time"][name])
@@ -221,7 +247,7 @@ def meta(
             "boot_id": identity.boot_id,
             "client_id": identity.client_id,
             "session": session,
-            "schemas": [LANES_SCHEMA, EVENT_SCHEMA],
+            "schemas": [LANES_SCHEMA, PERCEPTION_SCHEMA, EVENT_SCHEMA],
             "payload": payload,
             "cameras": [{"name": name, "calib_id": id_} for name, id_ in sorted(cameras.items())],
             "models": [
@@ -325,6 +351,7 @@ def camera_status(
     reason: str = "",
     text: str = "",
     since_epoch_ns: int = 0,
+    networks: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """Return whether a camera delivers usable frames, and whether its frames get lanes.
 
@@ -332,7 +359,12 @@ def camera_status(
         state: `degraded` is for frames that arrive with a fault, whatever they are worth.
         last_frame_age_ms: None before its first frame.
         lanes_fail: its frames get no lanes.
+        networks: why frames have no results of each other network; empty where they have.
     """
+    of_networks = {
+        name: {"state": "failing" if text else "ok", "text": as_utf8(text)}
+        for name, text in networks.items()
+    }
     return _encode(
         {
             "state": state,
@@ -341,6 +373,32 @@ def camera_status(
             "reason": reason,
             "text": as_utf8(text),
             "since": rfc3339(since_epoch_ns),
+            **({"networks": of_networks} if of_networks else {}),
+        }
+    )
+
+
+def verdict(network: str, model: str, served: str, found: LaneVerdict) -> bytes:
+    """Return how the lanes of a candidate agree with those of the served model."""
+    return _encode(
+        {
+            "network": network,
+            "model": as_utf8(model),
+            "served": as_utf8(served),
+            "outcome": found.outcome,
+            "text": as_utf8(found.text),
+            "frames": found.frames,
+            "measures": [
+                {
+                    "name": each.name,
+                    "value": round(each.value, 4),
+                    "low": round(each.low, 4),
+                    "high": round(each.high, 4),
+                    "limit": each.limit,
+                }
+                for each in found.measures
+            ],
+            "lateral_m": {f"{at:g}": round(mean, 3) for at, mean in found.lateral_m},
         }
     )
 

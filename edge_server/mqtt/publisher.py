@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import Frame
     from edge_server.inference.registry import ModelEntry
+    from edge_server.lanes.agreement import LaneVerdict
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import EventLog
+    from edge_server.pipeline.perception import NetworkFrame
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.process.histogram import Distribution
     from edge_server.process.worker import Worker
@@ -75,6 +77,7 @@ class Publisher:
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
         self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
         self._lanes_of: dict[str, str | None] = {}  # topics by cameras
+        self._networks: dict[tuple[str, str], str] = {}  # likewise, by their networks
         self._models: set[str] = set()  # that have a topic
         # Replaced, never changed: two threads read them.
         self._cameras: dict[str, Calibration | None] = {}
@@ -219,6 +222,33 @@ class Publisher:
         topic = self._lanes_of[camera]
         if topic is not None and self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
             link.ring()
+
+    def publish_network(self, frame: NetworkFrame) -> None:
+        """Offer what a network found in a frame; the newest frame of each network wins."""
+        if (link := self._link) is None:
+            return
+        key = frame.camera, frame.network
+        if key not in self._networks:
+            self._networks[key] = self._topics.network(*key)  # settings have such names alone
+        topic = self._networks[key]
+        if self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
+            link.ring()
+
+    def publish_verdict(
+        self, camera: str, network: str, model: str, served: str, verdict: LaneVerdict | None
+    ) -> None:
+        """Publish how a candidate agrees with the served lanes; None clears that."""
+        payload = b""
+        if verdict is not None:
+            payload = payloads.verdict(network, model, served, verdict)
+        topic = self._topics.verdict(camera, network)
+        if payload or self._outbox.knows(topic):
+            self._put_state(topic, payload)
+
+    def holds(self, camera: str) -> bool:
+        """Whether lanes of a camera wait for the broker, which its next ones would replace."""
+        topic = self._lanes_of.get(camera)
+        return self.on and topic is not None and self._outbox.holds_live(topic)
 
     def publish_camera_status(
         self,

@@ -25,7 +25,8 @@ LONGEST_UNACKNOWLEDGED_S = 60.0
 
 
 class LaneFeed:
-    """A listener of the pipelines; no reader makes one wait. Safe from any thread."""
+    """A listener of the pipelines, or of networks; no reader makes one wait. Safe from any
+    thread."""
 
     def __init__(self, identity: Identity, now_s: Callable[[], float] = time.monotonic) -> None:
         self._identity = identity
@@ -35,9 +36,13 @@ class LaneFeed:
         self._lock = threading.Lock()
         self._readers: tuple[LaneReader, ...] = ()
 
-    def __call__(self, lane_frame: LaneFrame, _: Frame | None = None) -> None:
-        """Give a frame's lanes to every reader of its camera; for one thread of each camera."""
-        camera = lane_frame.camera
+    def __call__(self, lane_frame: LaneFrame, _: Frame | None = None, source: str = "") -> None:
+        """Give a frame's lanes to every reader of its camera; for one thread of each camera.
+
+        Args:
+            source: CAMERA/NETWORK, which stands for a camera in a feed of networks.
+        """
+        camera = source or lane_frame.camera
         message = LaneMessage(lane_frame, self._identity, next(self._seq[camera]))
         with self._lock:
             self._newest[camera] = message
@@ -46,14 +51,22 @@ class LaneFeed:
         for reader in readers:
             reader.put(camera, message, now_s)
 
+    def holds(self, camera: str) -> bool:
+        """Whether a reader has lanes of a camera to take, which the next ones would replace."""
+        now_s = self._now_s()
+        return any(reader.holds(camera, now_s) for reader in self._readers)
+
     def newest(self, camera: str) -> LaneMessage | None:
         """Return the newest lanes of a camera; None before its first frame."""
         return self._newest.get(camera)
 
     def forget(self, camera: str) -> None:
-        """Forget the lanes of a camera that was removed; its count goes on if it comes back."""
+        """Forget the lanes of a camera that was removed, or what its networks found; the count
+        goes on if it comes back."""
         with self._lock:
-            self._newest.pop(camera, None)
+            for name in list(self._newest):
+                if name.partition("/")[0] == camera:
+                    del self._newest[name]
 
     def open(
         self, cameras: Collection[str] = (), *, max_hz: float = 0.0, window: int = 0
@@ -141,6 +154,12 @@ class LaneReader:
             # In its place in the order, so that a fast camera does not starve another.
             self._waiting[camera] = _Waiting(message, 0 if before is None else before.lost + 1)
             self._changed.notify_all()
+
+    def holds(self, camera: str, now_s: float) -> bool:
+        """Whether lanes of a camera wait to be taken; not once the reader is over."""
+        with self._changed:
+            self._check_acknowledgements(now_s)
+            return camera in self._waiting and not self._is_over()
 
     def take(self, timeout_s: float | None = None) -> LaneDelivery | None:
         """Wait for the next lanes; return None at the end, or after `timeout_s`.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from weakref import ref
 
 import numpy as np
 
 from edge_server.errors import InternalError, ModelConfigError
+from edge_server.gpu.memory import UploadOnce
 from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import Lane, StageLatency, lanes_from_rows
 from edge_server.pipeline.fair_shares import frames_at_once, frames_of
@@ -34,55 +36,42 @@ _FORMATS = {3: PixelFormat.BGR, 2: PixelFormat.YUY2, 1: PixelFormat.GREY}
 
 
 @dataclass(frozen=True)
-class LaneTensors:
-    """Which tensors of a model are the image, the lanes' points and their scores.
+class ImageInput:
+    """Which tensor of a model is the image.
 
     Attributes:
         pixel_format: the only format that the model takes; None where it takes each of them.
         batched: tensors have a batch dimension.
+        on_gpu: the step that takes the image has instances on a GPU.
     """
 
     image: str
-    points: str
-    scores: str
     pixel_format: PixelFormat | None
     batched: bool
+    on_gpu: bool = field(default=False, kw_only=True)
+
+    @staticmethod
+    def of(config: ModelConfig) -> ImageInput:
+        """Find the one UINT8 input that every request needs.
+
+        Raises:
+            ModelConfigError: the model takes no image.
+        """
+        needed = [spec for spec in config.inputs if not spec.optional]
+        images = _images(needed)
+        if not len(images) == len(needed) == 1:
+            raise ModelConfigError(
+                f"model '{config.name}' takes no image: it has inputs {_names(config.inputs)}; a "
+                "camera's model has one input, TYPE_UINT8 with dims [-1,-1,3] (BGR) or [-1,-1,-1] "
+                "(any format)"
+            )
+        return ImageInput(images[0].name, _format_of(images[0].shape), config.max_batch_size > 0)
 
     def step_of(self, config: ModelConfig) -> str:
         """Return the name of the model that takes the image in an ensemble; "" without such a one,
         or with several."""
         takers = [step.model_name for step in config.steps if self.image in step.input_map.values()]
         return takers[0] if len(takers) == 1 else ""
-
-    @staticmethod
-    def of(config: ModelConfig) -> LaneTensors:
-        """Find the tensors: the one UINT8 input that every request needs, the one floating-point
-        output with dims [-1, 72, 2], and the one with dims [-1].
-
-        Raises:
-            ModelConfigError: the model is no lane model; the text says what is missing.
-        """
-        needed = [spec for spec in config.inputs if not spec.optional]
-        images = [
-            spec for spec in needed if spec.datatype is DataType.UINT8 and len(spec.shape) in (2, 3)
-        ]
-        outputs = [spec for spec in config.outputs if spec.datatype in _FLOATS]
-        points = [spec for spec in outputs if spec.shape[1:] == (ROW_COUNT, 2)]
-        scores = [spec for spec in outputs if len(spec.shape) == 1]
-        if not len(images) == len(needed) == len(points) == len(scores) == 1:
-            raise ModelConfigError(
-                f"model '{config.name}' is no lane model: it has inputs {_names(config.inputs)} "
-                f"and outputs {_names(config.outputs)}; a lane model has one input, TYPE_UINT8 "
-                f"with dims [-1,-1,3] (BGR) or [-1,-1,-1] (any format), one output with dims "
-                f"[-1,{ROW_COUNT},2] (points) and one with dims [-1] (scores), both floating-point"
-            )
-        return LaneTensors(
-            images[0].name,
-            points[0].name,
-            scores[0].name,
-            _format_of(images[0].shape),
-            config.max_batch_size > 0,
-        )
 
     def input_of(self, image: Image) -> tuple[Tensor, Parameters]:
         """Return the input tensor of `image`, and the request parameters that describe its pixels:
@@ -105,6 +94,42 @@ class LaneTensors:
         return Tensor(pixels[np.newaxis] if self.batched else pixels), parameters
 
 
+@dataclass(frozen=True)
+class LaneTensors(ImageInput):
+    """Which tensors of a model are the image, the lanes' points and their scores."""
+
+    points: str
+    scores: str
+
+    @staticmethod
+    def of(config: ModelConfig) -> LaneTensors:
+        """Find the tensors: the one UINT8 input that every request needs, the one floating-point
+        output with dims [-1, 72, 2], and the one with dims [-1].
+
+        Raises:
+            ModelConfigError: the model is no lane model; the text says what is missing.
+        """
+        needed = [spec for spec in config.inputs if not spec.optional]
+        images = _images(needed)
+        outputs = [spec for spec in config.outputs if spec.datatype in _FLOATS]
+        points = [spec for spec in outputs if spec.shape[1:] == (ROW_COUNT, 2)]
+        scores = [spec for spec in outputs if len(spec.shape) == 1]
+        if not len(images) == len(needed) == len(points) == len(scores) == 1:
+            raise ModelConfigError(
+                f"model '{config.name}' is no lane model: it has inputs {_names(config.inputs)} "
+                f"and outputs {_names(config.outputs)}; a lane model has one input, TYPE_UINT8 "
+                f"with dims [-1,-1,3] (BGR) or [-1,-1,-1] (any format), one output with dims "
+                f"[-1,{ROW_COUNT},2] (points) and one with dims [-1] (scores), both floating-point"
+            )
+        return LaneTensors(
+            images[0].name,
+            _format_of(images[0].shape),
+            config.max_batch_size > 0,
+            points[0].name,
+            scores[0].name,
+        )
+
+
 def _converted(image: Image, pixel_format: PixelFormat) -> Image:
     # OpenCV is not needed by a daemon without cameras.
     from edge_server.cameras.colour import converted  # noqa: PLC0415
@@ -117,6 +142,33 @@ def _converted(image: Image, pixel_format: PixelFormat) -> Image:
             'image_preprocess the parameter pixel_format "any"'
         )
     return made
+
+
+class FrameInputs:
+    """What several models take of one frame: converted once for each pixel format, and copied to a
+    GPU once, by the model that reads it there first. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[PixelFormat, tuple[UploadOnce, Parameters]] = {}
+
+    def of(self, taker: ImageInput, image: Image) -> tuple[Tensor, Parameters]:
+        """Return the input of one of the models, as `ImageInput.input_of`."""
+        key = taker.pixel_format or image.pixel_format
+        with self._lock:
+            if key not in self._made:
+                tensor, parameters = taker.input_of(image)
+                pixels = tensor.array[0] if taker.batched else tensor.array
+                packed = pixels[..., np.newaxis] if pixels.ndim == 2 else pixels
+                self._made[key] = UploadOnce(packed), parameters
+            upload, parameters = self._made[key]
+        shape = upload.shape
+        if taker.pixel_format is not None and taker.pixel_format.is_subsampled:
+            shape = shape[:2]
+        upload = upload.reshape((1, *shape) if taker.batched else shape)
+        if taker.on_gpu:
+            return Tensor(upload), parameters  # type: ignore[arg-type]  # see `Tensor.on_device`
+        return Tensor(upload.on_host()), parameters
 
 
 class ImageNeeds(NamedTuple):
@@ -148,7 +200,23 @@ class ImageNeeds(NamedTuple):
         return ImageNeeds(frame.pixel_format, (planes[0][2], planes[0][1]))
 
 
-def check_replacement(old: ModelConfig, new: ModelConfig) -> None:
+_Taker = TypeVar("_Taker", bound=ImageInput)
+
+
+def with_needs(taker: _Taker, config: ModelConfig, snapshot: Snapshot) -> tuple[_Taker, ImageNeeds]:
+    """Return how the model takes its image, and what it needs of it, as the step says that takes
+    the image."""
+    step = taker.step_of(config)
+    if step:
+        config = snapshot.find(step).config
+    needs = ImageNeeds.of(config)
+    if taker.pixel_format is not None and needs.pixel_format is not None:
+        taker = replace(taker, pixel_format=needs.pixel_format)
+    on_gpu = any(group.kind == "GPU" for group in config.instance_groups)
+    return replace(taker, on_gpu=on_gpu), needs
+
+
+def check_lane_replacement(old: ModelConfig, new: ModelConfig) -> None:
     """Check that `new` is a lane model that takes the images of the cameras that use `old`.
 
     A model that takes any format, or BGR, takes those of each camera.
@@ -164,6 +232,12 @@ def check_replacement(old: ModelConfig, new: ModelConfig) -> None:
         "give its input dims [-1,-1,-1], and its image_preprocess the parameter pixel_format "
         '"any"'
     )
+
+
+def _images(needed: Sequence[TensorSpec]) -> list[TensorSpec]:
+    return [
+        spec for spec in needed if spec.datatype is DataType.UINT8 and len(spec.shape) in (2, 3)
+    ]
 
 
 def _format_of(dims: tuple[int, ...]) -> PixelFormat | None:
@@ -234,8 +308,12 @@ class LaneModel:
             if tensors is None or self._seen() is not snapshot:
                 tensors = self._find_tensors(snapshot)
             # Each time: a reload may have tried another model with this camera, and not taken it.
-            self._useful.size = self._size
-            image, parameters = tensors.input_of(frame.image)
+            if (inputs := frame.inputs) is None:
+                self._useful.size = self._size
+                image, parameters = tensors.input_of(frame.image)
+            else:  # other networks need whole pictures
+                self._useful.size = None
+                image, parameters = inputs.of(tensors, frame.image)
             response = snapshot.infer(
                 InferRequest(
                     self._name,
@@ -275,7 +353,7 @@ class LaneModel:
         return Detected(
             response.model_name,
             response.model_version,
-            _stage_latency(queue_ns, response.timings),
+            stage_latency(queue_ns, response.timings),
             lanes_from_rows(points, scores[0]),
         )
 
@@ -293,17 +371,14 @@ class LaneModel:
         """Return the model's tensors, found once for each set of models that serves, and keep how
         small the camera's images may be."""
         config = snapshot.find(self._name).config
-        tensors = LaneTensors.of(config)
-        step = tensors.step_of(config)
-        needs = ImageNeeds.of(snapshot.find(step).config if step else config)
-        if tensors.pixel_format is not None and needs.pixel_format is not None:
-            tensors = replace(tensors, pixel_format=needs.pixel_format)
+        tensors, needs = with_needs(LaneTensors.of(config), config, snapshot)
         self._seen, self._tensors, self._size = ref(snapshot), tensors, needs.size
         self._frames_of.clear()
         return tensors
 
 
-def _stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:
+def stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:
+    """Return where a frame's time went: its wait, and the steps of its model."""
     spent_ns = {"queue": queue_ns, "preprocess": 0, "infer": 0, "postprocess": 0}
     for timing in timings:
         spent_ns[_STAGE_OF_BACKEND.get(timing.backend, "infer")] += timing.duration_ns

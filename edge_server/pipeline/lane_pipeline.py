@@ -24,7 +24,7 @@ from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.lanes.road_geometry import indexed_by_picture
 from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_model import Detected, LaneModel, NoLanes
+from edge_server.pipeline.lane_model import Detected, FrameInputs, LaneModel, NoLanes
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.otlp import FrameTrace
     from edge_server.inference.tracing import Tracer
+    from edge_server.pipeline.networks import NetworkPipeline
     from edge_server.pipeline.road_follower import RoadFollower
 
     # The frame is None where the camera gives none, and the LaneFrame says why.
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _FRAME_WAIT_S = 0.2
 _MODEL_WAIT_S = 0.25
+_HELD_WAIT_S = 0.002
 # While there are no lanes for a reason that lasts, the listeners learn so this often.
 _REMINDER_PERIOD_S = 1.0
 # Older lanes are useless for driving. This deadline is no limit on a model's execution time: it
@@ -87,12 +89,15 @@ class LanePipeline:
     through `DataPlane.oldest_run`.
 
     Args:
+        holds: each returns whether what a listener got of the camera still waits, so that the next
+            frame would replace it. A recording in lock-step goes on once none does.
         shares: those of the cameras with the same model; None where there is no other camera.
         priority: of the camera in `shares`.
         max_age_ms: frames that are older are not inferred, lanes that are older are stale.
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
         board: what is wrong with the device itself; None is nothing.
         road: follows the road with the camera's calibration; None where it has none.
+        networks: see the same frames, after the lanes of each were given.
 
     Attributes:
         failure: why frames have no lanes now; empty while they have.
@@ -108,6 +113,7 @@ class LanePipeline:
         model: str,
         listeners: Sequence[Listener],
         *,
+        holds: Sequence[Callable[[str], bool]] = (),
         shares: FairShares | None = None,
         priority: int = 1,
         max_age_ms: int = MAX_AGE_MS,
@@ -115,8 +121,10 @@ class LanePipeline:
         board: BoardWatch | None = None,
         road: RoadFollower | None = None,
         tracer: Tracer | None = None,
+        networks: Sequence[NetworkPipeline] = (),
     ) -> None:
         self.camera = camera
+        self.networks = tuple(networks)
         self.model = model
         self.failed_frames = 0
         self.too_old_frames = 0
@@ -128,7 +136,8 @@ class LanePipeline:
         self.lane_model = LaneModel(data_plane, model, camera.useful, self._shares)
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
-        self._listeners = tuple(listeners)
+        self._listeners: tuple[Listener, ...] = (*listeners, *networks)
+        self._holds = tuple(holds)
         self._frame_deadline_s = frame_deadline_s
         self._board = board
         self._road = road
@@ -155,6 +164,9 @@ class LanePipeline:
         """Process one frame, or wait briefly for one."""
         if self.awaits_model:
             self._try_model(now)
+            return
+        if self.camera.lockstep and any(holds(self.camera.name) for holds in self._holds):
+            self.worker.wait(_HELD_WAIT_S)
             return
         if not self.camera.wait_for_frame(_FRAME_WAIT_S):
             self._report_no_frames(now)
@@ -209,6 +221,8 @@ class LanePipeline:
         if frame.age_ns(now_ns := time.monotonic_ns()) > self._max_age_ms * 1e6:
             self._drop_too_old(frame, now_ns)
             return None
+        if self.networks:
+            frame = replace(frame, inputs=FrameInputs())
         self._reminder.reason = request = trace = detected = None
         capture_ns, tracer = frame.capture_mono_ns, self._tracer
         if frame.clock == "recording":
@@ -275,8 +289,10 @@ class LanePipeline:
         return None if self._road is None else self._road.calibration
 
     def mute(self) -> None:
-        """Give the listeners nothing more, whatever the model still returns."""
+        """Give the listeners nothing more, whatever the models still return."""
         self._muted = True
+        for network in self.networks:
+            network.mute()
 
     def go_on_from(self, other: LanePipeline) -> None:
         """Go on with the numbers of `other`, which had the same camera; called before the start."""

@@ -1,4 +1,4 @@
-"""The messages of `edge/lanes/v1`, made of the daemon's values: pure functions.
+"""The messages of `edge/lanes/v1` and `edge/perception/v1`, made of the daemon's values.
 
 What leaves on MQTT and over gRPC is made here alone. A message is first the fields of its protobuf,
 as nested dictionaries: of those a protobuf is made in one step, and JSON by the proto3 mapping.
@@ -14,8 +14,16 @@ import msgspec
 import numpy as np
 
 from edge_server.errors import Reason
+from edge_server.pipeline.perception import (
+    Classification,
+    Detections,
+    NetworkFrame,
+    Segmentation,
+    TensorList,
+)
 from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
+from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.event_log import Event
 
 LANES_SCHEMA = "edge.lanes/1"
+PERCEPTION_SCHEMA = "edge.perception/1"
 EVENT_SCHEMA = "edge.event/1"
 
 _UINT32 = 2**32
@@ -160,6 +169,92 @@ def lane_frame_fields(
     }
 
 
+def network_frame_fields(
+    frame: NetworkFrame,
+    identity: Identity,
+    seq: int,
+    now_mono_ns: int,
+    capture_time: Callable[[int], object] = timestamp,
+) -> dict[str, Any]:
+    """Return the fields of a `NetworkFrame` message; see `lane_frame_fields`."""
+    fields = lane_frame_fields(frame, identity, seq, now_mono_ns, capture_time)
+    del fields["lanes"]
+    fields |= {
+        "schema": PERCEPTION_SCHEMA,
+        "network": frame.network,
+        "task": f"TASK_{frame.task.upper()}",
+    }
+    match frame.result:
+        case Detections():
+            fields["detections"] = _objects(frame.result)
+        case Segmentation():
+            fields["segmentation"] = _mask(frame.result)
+        case Classification(classes, labels):
+            fields["classes"] = [
+                {**_class(each, labels), "confidence": round(score, 4)} for each, score in classes
+            ]
+        case TensorList(tensors):
+            fields["tensors"] = [
+                {"name": as_utf8(name), "datatype": datatype, "shape": shape}
+                for name, datatype, shape in tensors
+            ]
+        case tuple():
+            fields["lanes"] = _lanes(frame.result)
+    return fields
+
+
+def _class(class_id: int, labels: Sequence[str]) -> dict[str, Any]:
+    label = as_utf8(labels[class_id]) if class_id < len(labels) else ""
+    return {"class_id": class_id, "label": label}
+
+
+def _box(x_min: float, y_min: float, x_max: float, y_max: float) -> dict[str, float]:
+    return {"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max}
+
+
+def _objects(found: Detections) -> list[dict[str, Any]]:
+    ids = [0] * len(found.boxes) if found.ids is None else found.ids.tolist()
+    objects = [
+        {
+            "box": _box(*box),
+            **_class(class_id, found.labels),
+            "confidence": round(score, 4),
+            "track_id": track_id,
+        }
+        for box, class_id, score, track_id in zip(
+            found.boxes.round(1).tolist(),
+            found.classes.tolist(),
+            found.scores.tolist(),
+            ids,
+            strict=True,
+        )
+    ]
+    if found.ground is not None and found.covariance is not None:
+        for row in np.flatnonzero(np.isfinite(found.ground).all(axis=1)).tolist():
+            x_m, y_m = found.ground[row].round(2).tolist()
+            (xx, xy), (_, yy) = found.covariance[row].tolist()
+            objects[row]["ground"] = {"x_m": x_m, "y_m": y_m, "covariance": [xx, xy, yy]}
+    return objects
+
+
+def _mask(found: Segmentation) -> dict[str, Any]:
+    region = found.region
+    right, bottom = region.x + region.width, region.y + region.height
+    outlines = []
+    for class_id, points in found.polygons:
+        x, y = points.T.round(1).tolist()
+        outlines.append({"class_id": class_id, "x": x, "y": y})
+    return {
+        "region": _box(region.x, region.y, right, bottom),
+        "columns": found.size[0],
+        "rows": found.size[1],
+        "run_classes": found.run_classes.tolist(),
+        "run_lengths": found.run_lengths.tolist(),
+        "outlines": outlines,
+        "labels": [as_utf8(label) for label in found.labels],
+    }
+
+
 class LaneMessage(msgspec.Struct, dict=True, eq=False):
     """The message of one frame for any number of readers; safe from any thread.
 
@@ -171,13 +266,14 @@ class LaneMessage(msgspec.Struct, dict=True, eq=False):
     identity: Identity
     seq: int
 
-    def sent_at(self, now_mono_ns: int) -> lanes_pb2.LaneFrame:
-        """Return the protobuf, with its age and its worth at `now_mono_ns`."""
-        complete, written = self._lasting
+    def sent_at(self, now_mono_ns: int) -> Any:
+        """Return the protobuf, a LaneFrame or a NetworkFrame, with its age and its worth at
+        `now_mono_ns`."""
+        complete, kind, written = self._lasting
         status, reasons, age_us = judge(self.frame, now_mono_ns, complete=complete)
         # Parsing takes a twentieth of the time of making the lanes anew for each reader.
-        message = lanes_pb2.LaneFrame.FromString(written)
-        message.status = lanes_pb2.FrameStatus.Value(status)  # type: ignore[assignment]  # grpcio-tools makes it an int
+        message = kind.FromString(written)
+        message.status = lanes_pb2.FrameStatus.Value(status)
         fields = reason_fields(reasons)
         message.reasons[:] = fields["reasons"]
         message.ClearField("reason_details")
@@ -188,12 +284,16 @@ class LaneMessage(msgspec.Struct, dict=True, eq=False):
         return message
 
     @cached_property
-    def _lasting(self) -> tuple[bool, bytes]:
-        """Whether every lane is in the message; and the message at the capture."""
+    def _lasting(self) -> tuple[bool, Any, bytes]:
+        """Whether every lane is in the message; its kind; and the message at the capture."""
         frame = self.frame
+        if isinstance(frame, NetworkFrame):
+            fields = network_frame_fields(frame, self.identity, self.seq, frame.capture_mono_ns)
+            kind = perception_pb2.NetworkFrame
+            return True, kind, kind(**fields).SerializeToString()
         fields = lane_frame_fields(frame, self.identity, self.seq, frame.capture_mono_ns)
         complete = len(fields["lanes"]) == len(frame.lanes)
-        return complete, lanes_pb2.LaneFrame(**fields).SerializeToString()
+        return complete, lanes_pb2.LaneFrame, lanes_pb2.LaneFrame(**fields).SerializeToString()
 
 
 def event_message(event: Event, identity: Identity) -> events_pb2.Event:

@@ -186,19 +186,17 @@ class LaneLocator:
         before_rad = pitch.rad
         pitched = model.pitched(before_rad)
         lines, lanes = on_paint(lane_frame.lanes, image, pitched)
-        road = road_of(lanes, pitched, lines=lines, pitch_std_rad=pitch.std_rad)
+        road = road_of(lanes, pitched, lines=lines, pitch=pitch)
         if road.pitch is not None:
-            pitch.correct(road.pitch)
             self._drift.add(before_rad + road.pitch.rad, road.ego.curvature_1pm, mono_ns)
         lane_frame = replace(lane_frame, lanes=road.lanes, ego=road.ego)
-        if self._drift.rad is not None:
-            degrees = math.degrees(self._drift.rad)
+        if (drift := self._drift.pitch) is not None:
             lane_frame = _degraded(
                 lane_frame,
                 "calibration_drift",
                 "on a minute of straight road the camera looked "
-                f"{abs(degrees):.1f} degrees {'down' if degrees > 0 else 'up'} from its "
-                "calibration; calibrate it again",
+                f"{math.degrees(abs(drift.median)):.2f} +- {math.degrees(drift.std):.2f} degrees "
+                f"{'down' if drift.median > 0 else 'up'} from its calibration; calibrate it again",
             )
         return lane_frame
 

@@ -39,11 +39,13 @@ from edge_server.repository.remote_files import (
     S3Store,
 )
 from edge_server.repository.scan import MOST_BYTES, MOST_FILES
-from edge_server.repository.transfer import BrokenArchive, Entry
+from edge_server.repository.transfer import LONGEST_PATH_BYTES, BrokenArchive, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from typing_extensions import Self
 
     from edge_server.repository.remote_files import Body
 
@@ -267,8 +269,19 @@ def _opened(path: Path) -> Iterator[tuple[list[_Member], Callable[[_Member], Any
             found = list(_checked(path, limit, map(_of_zip, archive.infolist())))
             yield found, lambda member: archive.open(member.source)
         return
-    with tarfile.open(path) as tar:
+    with tarfile.open(path, tarinfo=_BoundedHeader) as tar:
         yield list(_checked(path, limit, map(_of_tar, tar))), lambda m: tar.extractfile(m.source)
+
+
+class _BoundedHeader(tarfile.TarInfo):
+    """A header of a tar archive. `tarfile` reads one of an extension whole, whatever it claims."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        info = super().frombuf(buf, encoding, errors)
+        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) and info.size > LONGEST_PATH_BYTES:
+            raise ModelConfigError(f"a header of it has {info.size} bytes; is it a model?")
+        return info
 
 
 def _of_zip(info: zipfile.ZipInfo) -> _Member:

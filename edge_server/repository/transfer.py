@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from edge_server.repository.scan import ModelTree
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
-_LONGEST_PATH_BYTES = 1 << 16
+LONGEST_PATH_BYTES = 1 << 16
 BROKEN = "the connection broke, or the other side ended early; try again"
 # Prefixes of a directory that is being filled, and of one set aside between two renames.
 FILLED = ".incoming-"
@@ -180,7 +180,7 @@ def read_archive(
             raise BrokenArchive(f"{BROKEN} ({error})") from error
         name, long_name = long_name or header.name, ""
         is_name = header.type == tarfile.GNUTYPE_LONGNAME
-        if is_name and 0 <= header.size <= _LONGEST_PATH_BYTES:
+        if is_name and 0 <= header.size <= LONGEST_PATH_BYTES:
             long_name = os.fsdecode(_exactly(stream, header.size)).rstrip("\0")
         elif header.isdir():
             yield Entry(name.rstrip("/"))

@@ -55,6 +55,8 @@ class Verdict(NamedTuple):
         serves: the digest of the serving content; empty if none serves.
         last_good: the digest of the content that a restart serves.
         copy: the directory of the last known good copy, relative to the store.
+        candidate: what was found of the serving content as a candidate for the lanes of
+            `candidate_of`, with `good`, `worse` or `watching` first; empty of other models.
     """
 
     outcome: str = ""
@@ -64,6 +66,8 @@ class Verdict(NamedTuple):
     serves: str = ""
     last_good: str = ""
     copy: str = ""
+    candidate: str = ""
+    candidate_of: str = ""
 
 
 class Report(NamedTuple):

@@ -28,6 +28,7 @@ from edge_server.settings.sections import (
     Metrics,
     Mqtt,
     Name,
+    NetworkSection,
     Power,
     Python,
     RecorderSection,
@@ -222,7 +223,9 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
     cameras = cameras if isinstance(cameras, dict) else {}
     message, _, location = text.partition(" - at ")
     if location.startswith("`key`"):
-        names = ", ".join(name for name in cameras if not re.search(NAME, name))
+        networks = [each.get("networks") for each in cameras.values() if isinstance(each, dict)]
+        of_networks = [name for each in networks if isinstance(each, dict) for name in each]
+        names = ", ".join(n for n in (*cameras, *of_networks) if not re.search(NAME, n))
         return without_logins(f"cameras: a name has {_NAME_IN_WORDS}; got: {names}")
     message = message.replace(
         f"Expected `str` matching regex {NAME!r}", f"expected {_NAME_IN_WORDS}"
@@ -241,18 +244,22 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
         words = next(get_args(t) for t in types_in(type_of(path)) if get_origin(t) is Literal)
         message = f"expected one of {', '.join(words)}; got {got}"
     if "[...]" in path:
-        path = path.replace("[...]", f".{_first_faulty(cameras)}")
+        camera = _first_faulty(cameras, CameraSection)
+        path = path.replace("[...]", f".{camera}", 1)
+        if "[...]" in path:
+            network = _first_faulty(cameras[camera]["networks"], NetworkSection)
+            path = path.replace("[...]", f".{network}", 1)
     if message.lower().startswith("expected `") or message.startswith(f"expected {_NAME_IN_WORDS}"):
         message = in_words(message, path, table)
     # Any key or value may be a URI in the wrong place.
     return without_logins(f"{path}: {message}" if path else message)
 
 
-def _first_faulty(cameras: Mapping[str, Any]) -> str:
-    """Return the first camera with a fault: msgspec's message does not name the camera."""
-    for name, table in cameras.items():
+def _first_faulty(tables: Mapping[str, Any], section: type[Section]) -> str:
+    """Return the first table with a fault: msgspec's message does not name it."""
+    for name, table in tables.items():
         try:
-            msgspec.convert(table, CameraSection, strict=True)
+            msgspec.convert(table, section, strict=True)
         except msgspec.ValidationError:
             return name
     return "*"

@@ -14,6 +14,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # `$` would take a line end behind the name.
 NAME = r"^[a-z0-9_-]{1,64}\Z"
+REGION = r"^(road|[0-9]{1,5},[0-9]{1,5},[0-9]{1,5},[0-9]{1,5})?\Z"
 EventKind = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
 FrameworkName = Literal["pytorch", "tensorflow", "openvino", "paddle"]
 PayloadFormat = Literal["json", "protobuf"]
@@ -186,6 +187,32 @@ class Mqtt(Section, frozen=True):
             )
 
 
+class NetworkSection(Section, frozen=True):
+    """`[cameras.NAME.networks.NETWORK]`: another network that looks at the camera's frames.
+
+    Attributes:
+        max_hz: at most so many frames a second; 0 is every frame.
+        deadline_ms: older frames are not given to the network, and older results are stale.
+        priority: where there is time for less than all networks want, one of priority 2 gets twice
+            the time of one of 1.
+        region: what the network sees of the picture: `x,y,width,height` in px, or `road`, which is
+            below the horizon of the camera's calibration; empty is all.
+        publish: results go to MQTT and streams; otherwise they are counted alone.
+        track: boxes of one object keep their number from frame to frame.
+        shadow_of: `lanes` compares the network's lanes with those that are served, in a tenth of a
+            thread's time; they are not published.
+    """
+
+    model: str
+    max_hz: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.0
+    deadline_ms: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
+    priority: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+    region: Annotated[str, msgspec.Meta(pattern=REGION)] = ""
+    publish: bool = True
+    track: bool = False
+    shadow_of: Literal["lanes"] | None = None
+
+
 class CameraSection(Section, frozen=True):
     """`[cameras.NAME]`: where frames come from and which model detects lanes in them.
 
@@ -199,6 +226,7 @@ class CameraSection(Section, frozen=True):
         color_matrix: overrides the matrix that the camera reports for its YUV images.
         color_range: likewise the range of their values.
         calibration: the file of `edge-server calibrate`; without it lanes are in pixels alone.
+        networks: other networks that look at the same frames, by name; see docs/networks.md.
     """
 
     uri: str
@@ -210,6 +238,14 @@ class CameraSection(Section, frozen=True):
     color_matrix: Literal["bt601", "bt709"] | None = None
     color_range: Literal["limited", "full"] | None = None
     calibration: str | None = None
+    networks: dict[Name, NetworkSection] = {}
+
+    def __post_init__(self) -> None:
+        if "lanes" in self.networks:
+            raise ValueError(
+                "networks.lanes: `lanes` is the network of the camera's own model; give another "
+                "one another name"
+            )
 
 
 class Vehicle(Section, frozen=True):

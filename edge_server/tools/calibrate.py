@@ -55,8 +55,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.cameras.frame import Frame
+    from edge_server.lanes.road_geometry import Spread
     from edge_server.lanes.types import Lane
-    from edge_server.tools.mounting_estimate import MountingEstimate, Spread
+    from edge_server.tools.mounting_estimate import MountingEstimate
 
 _FEW_VIEWS = 10
 _LITTLE_COVERED = 0.6

@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_server.lanes.camera_model import CameraModel, Mounting
 from edge_server.lanes.paint import DISTANCES_M, on_paint
+from edge_server.lanes.road_geometry import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,35 +52,6 @@ _PLAUSIBLE_WIDTH_HEIGHTS = (0.8, 4.0)
 # A vanishing point farther off is of lines that are no lane.
 _LARGEST_ANGLE_RAD = math.radians(20.0)
 FEWEST_FRAMES = 20
-# Frames of one block err alike: a bend, a slope, a place in the lane.
-_BLOCKS = 10
-# Errors of 23 rendered drives are as large as this makes them.
-_IN_COMMON = 0.35
-_EIGHT_OF_TEN_STDS = 2.56
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The median of many measurements.
-
-    Attributes:
-        low, high: between which eight of ten lie.
-        std: standard deviation of the median: from how it differs between ten parts of the drive,
-            and a part of that of single frames, which slopes and bends have in common.
-    """
-
-    median: float
-    low: float
-    high: float
-    std: float
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Spread:
-        low, median, high = (float(each) for each in np.percentile(values, (10, 50, 90)))
-        medians = [float(np.median(part)) for part in np.array_split(values, _BLOCKS)]
-        of_parts = float(np.std(medians, ddof=1)) / math.sqrt(_BLOCKS)
-        of_frames = (high - low) / _EIGHT_OF_TEN_STDS
-        return Spread(median, low, high, math.hypot(of_parts, _IN_COMMON * of_frames))
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,18 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.tensorrt.plan_cache import PLAN_NAME, PlanCache, build_lock, make_plan
 from edge_server.backends.tensorrt.plan_options import (
     BuildOptions,
+    DeviceFacts,
     build_options_of,
     cautions,
     encode,
     given_profiles,
     io_names,
     layer_table,
+    network_of,
     plan_faults,
+    precision_file,
     read_side_car,
+    sha256_of,
     side_car_path,
 )
 from edge_server.backends.tensorrt.plan_process import (
@@ -183,6 +187,9 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
     """
     require_onnx(target)
     options = requested_options(target.options, arguments)
+    # Which version builds matters to FP16 alone, and it takes a process to ask.
+    here = probe_device() if options.precision == "fp16" else DeviceFacts()
+    onnx, options = network_of(target.onnx, options, here.version)
     plan: Path = arguments.out or target.plan
     memory_limit_bytes = (arguments.memory_limit or 0) << 20
     timing_cache = None
@@ -195,13 +202,22 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
 
     try:
         with build_lock(lambda: bar(Step("waiting for another build"))):
-            side_car = make_plan(target.onnx, plan, options, run, bar, timing_cache=timing_cache)
+            side_car = make_plan(onnx, plan, options, run, bar, timing_cache=timing_cache)
     finally:
         bar.close()
     for line in _summary(target, plan, side_car, options):
         print(line)
     if bar.warnings and not arguments.verbose:
         print(f"TensorRT warned {bar.warnings} times; --verbose shows it")
+
+
+def _built_of(target: Target, side_car: SideCar | None) -> Path:
+    """Return the ONNX file of `network_of` that a plan was built of; without one, the network."""
+    if side_car is None:
+        return target.onnx
+    files = (precision_file(target.onnx, each) for each in ("fp16", "int8"))
+    there = (file for file in files if file.is_file())
+    return next((f for f in there if sha256_of(f) == side_car.onnx_sha256), target.onnx)
 
 
 def requested_options(configured: BuildOptions, arguments: argparse.Namespace) -> BuildOptions:
@@ -355,12 +371,12 @@ def _fit(target: Target) -> Iterator[str]:
     if facts.reason:
         yield f"here       does not run: {facts.reason}"
         return
-    onnx = target.onnx if target.onnx.exists() else None
-    reasons = plan_faults(target.plan, onnx, facts, target.name)
+    side_car = read_side_car(target.plan)
+    onnx = _built_of(target, side_car)
+    reasons = plan_faults(target.plan, onnx if onnx.exists() else None, facts, target.name)
     yield from (f"here       does not run: {reason}" for reason in reasons)
     if not reasons:
         yield "here       runs"
-        side_car = read_side_car(target.plan)
         for caution in cautions(side_car, facts, target.name) if side_car is not None else ():
             yield f"here       caution: {caution}"
 
@@ -421,7 +437,8 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
         raise Unavailable(f"verify runs the plan, which takes its device: {facts.reason}")
     if importlib.util.find_spec("onnxruntime") is None:
         raise Unavailable(f"verify compares with ONNX Runtime: {remedy('onnxruntime')}")
-    reasons = plan_faults(target.plan, target.onnx, facts, target.name)
+    onnx = _built_of(target, side_car)
+    reasons = plan_faults(target.plan, onnx, facts, target.name)
     if reasons or side_car is None:
         raise ModelConfigError(f"{target.plan}: " + "\n".join(reasons))
     usual = TOLERANCES.get(side_car.precision, _TYPED_TOLERANCE)
@@ -429,7 +446,7 @@ def verify(target: Target, tolerance: float | None, samples: int) -> Verified:
         name: found.opt for found_in in side_car.profiles[:1] for name, found in found_in.items()
     }
     with tempfile.TemporaryDirectory(prefix="edge-server-") as folder:
-        write_beside(Path(folder), target, REFERENCE, target.onnx)
+        write_beside(Path(folder), target, REFERENCE, onnx)
         write_beside(Path(folder), target, PLAN, target.plan)
         with ExitStack() as stack:
             data_plane = load_models(Path(folder), stack)

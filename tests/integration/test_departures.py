@@ -1,5 +1,5 @@
-"""From a drive to a departure warning in `mosquitto_sub`, with the commands of the README; and what
-the vehicle says of itself withholds one, over gRPC and MQTT."""
+"""From a drive to a departure warning in `mosquitto_sub`, with the commands of docs/start.md; the
+vehicle's state withholds one, over gRPC and MQTT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.lane_stubs import SEED, generate_python, write_calibration
+from support.lane_stubs import CLIENT, SEED, write_calibration
 from support.verb import run_verb
 
 if TYPE_CHECKING:
@@ -22,23 +22,21 @@ if TYPE_CHECKING:
     from support.daemon_process import Process
     from support.mosquitto import Mosquitto
 
-README = Path(__file__).parents[2] / "README.md"
+START = Path(__file__).parents[2] / "docs/start.md"
 MODELS = Path(__file__).parents[2] / "models"
 EXAMPLE = Path(__file__).parents[2] / "examples/lanes/lanes.py"
 WAIT_S = 60
 
 
 def commands() -> list[str]:
-    """The README's block that warns of departures, behind the one that enters the environment."""
-    block = re.search(
-        r"```\nsource [^\n]*\n(edge-server calibrate lens .*?)```", README.read_text(), re.DOTALL
-    )
+    """The block of docs/start.md that warns of departures."""
+    block = re.search(r"```sh\n(edge-server calibrate lens .*?)```", START.read_text(), re.DOTALL)
     assert block is not None
     return [line.partition("  #")[0].strip() for line in block[1].splitlines()]
 
 
 def configuration() -> str:
-    block = re.search(r"```toml\n(# drive\.toml\n.*?)```", README.read_text(), re.DOTALL)
+    block = re.search(r"```toml\n(# drive\.toml\n.*?)```", START.read_text(), re.DOTALL)
     assert block is not None
     return block[1]
 
@@ -48,7 +46,7 @@ def test_five_commands_lead_from_a_drive_to_a_warning(
 ) -> None:
     if shutil.which("mosquitto_sub") is None:
         pytest.skip("no mosquitto_sub on this machine: apt install mosquitto-clients")
-    lens, estimate, run, subscribe = commands()
+    lens, estimate, check, run, subscribe = commands()
     for command in (lens, estimate.replace("frames=300", "frames=60")):
         words = [word.strip("'") for word in command.split()]
         assert words[0] == "edge-server"
@@ -70,6 +68,7 @@ def test_five_commands_lead_from_a_drive_to_a_warning(
         text=True,
     )
     try:
+        assert check == "edge-server check --config drive.toml"
         assert run == "edge-server run --config drive.toml"
         start("--config", str(tmp_path / "drive.toml"))
         events: list[Any] = [json.loads(line) for line in subscriber.communicate()[0].splitlines()]
@@ -99,7 +98,6 @@ def test_what_the_vehicle_says_of_itself_withholds_warnings(
 ) -> None:
     if shutil.which("mosquitto_sub") is None:
         pytest.skip("no mosquitto_sub on this machine: apt install mosquitto-clients")
-    generate_python(tmp_path)
     write_calibration(tmp_path / "front.toml")
     # Wider than its lane: it leaves it all the time, on both sides.
     (tmp_path / "drive.toml").write_text(
@@ -149,8 +147,8 @@ def test_what_the_vehicle_says_of_itself_withholds_warnings(
             "withheld_by_code": "WITHHELD_BY_NONE",
         }
 
-        stubs = f"PYTHONPATH={tmp_path}"
-        program = ("env", stubs, sys.executable, str(EXAMPLE), f"127.0.0.1:{daemon.port}")
+        client = f"PYTHONPATH={CLIENT}"
+        program = ("env", client, sys.executable, str(EXAMPLE), f"127.0.0.1:{daemon.port}")
         with running(*program, "vehicle", "25", "hazard", str(WAIT_S)):
             assert next_event() == ("EVENT_PHASE_END", "indicator")
             found = departure()

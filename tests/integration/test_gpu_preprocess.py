@@ -125,8 +125,8 @@ def test_lanes_are_those_of_the_cpu_and_only_the_networks_input_comes_back(
         ):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-4)
     counted = {
-        ("edge_tensor_copies_total", "laneDetect_model", "to_host"): REQUESTS,
-        ("edge_tensor_copied_bytes_total", "laneDetect_model", "to_host"): REQUESTS * PLANES_BYTES,
+        ("edge_tensor_copies_total", "lane_preprocess", "to_host"): REQUESTS,
+        ("edge_tensor_copied_bytes_total", "lane_preprocess", "to_host"): REQUESTS * PLANES_BYTES,
     }
     if "integrated=0" in machine:
         size = REQUESTS * int(np.prod(seen_by_cpu.image.shape()))
@@ -167,7 +167,7 @@ def test_a_cameras_frames_go_by_the_gpu(
     # READY is said once the camera's first frame has been answered.
     process = start("--model-repository", str(models), "--camera", "road=synthetic://road?fps=1")
     counted = copies(process)
-    assert counted.pop(("edge_tensor_copies_total", "laneDetect_model", "to_host")) > 0
-    assert counted.pop(("edge_tensor_copied_bytes_total", "laneDetect_model", "to_host")) > 0
+    assert counted.pop(("edge_tensor_copies_total", "lane_preprocess", "to_host")) > 0
+    assert counted.pop(("edge_tensor_copied_bytes_total", "lane_preprocess", "to_host")) > 0
     assert counted == {}
     assert process.terminate() == 0

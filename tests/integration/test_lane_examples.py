@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.daemon_process import Process
-from support.lane_stubs import PROTO, generate_python
+from support.lane_stubs import CLIENT, PROTO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,10 +61,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 
 def python(folder: Path) -> Run:
-    generate_python(folder)
     return [
         "env",
-        f"PYTHONPATH={folder}",
+        f"PYTHONPATH={CLIENT}",
         sys.executable,
         "-W",
         "error",

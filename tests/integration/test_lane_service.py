@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 from support.daemon_process import Process
-from support.lane_stubs import SEED, generate_python, write_calibration
+from support.lane_stubs import CLIENT, SEED, generate_python, write_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,7 +197,7 @@ def test_a_rate_leaves_frames_out_and_loses_none(vehicle: Vehicle, pb: Any) -> N
 
 
 def test_forty_readers_and_one_too_many_leave_inference_alone(
-    daemon: Process, connect: Callable[[str], Vehicle], stubs: Path, pb: Any
+    daemon: Process, connect: Callable[[str], Vehicle], pb: Any
 ) -> None:
     address = f"127.0.0.1:{daemon.port}"
     streams = []
@@ -205,7 +205,7 @@ def test_forty_readers_and_one_too_many_leave_inference_alone(
         [sys.executable, EXAMPLE, address, "lanes"],
         stdout=subprocess.PIPE,
         text=True,
-        env={"PYTHONPATH": f"{stubs}:{':'.join(sys.path)}"},
+        env={"PYTHONPATH": f"{CLIENT}:{':'.join(sys.path)}"},
     ) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline().startswith("road ")

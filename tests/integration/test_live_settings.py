@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 import shutil
 import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 from support.daemon_process import Process
 from support.mosquitto import PATIENCE_S, Mosquitto, Subscriber
 from support.settings_drive import MODELS, TOPIC, camera
 from support.waiting import wait_until
 
+from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
 from tests.integration.test_metrics import scrape
 from tests.integration.test_transport import tls_live
 
@@ -74,6 +77,39 @@ def test_lanes_move_to_another_broker_and_no_frame_is_lost(
     assert len(daemon.subscriber.messages[f"{TOPIC}/front/lanes"]) == here
     assert daemon.process.terminate() == 0
     there.wait_for_last(STATUS, state_is("offline"))
+    there.close()
+
+
+def test_in_lockstep_a_broker_and_a_lane_stream_get_every_frame_once_and_in_order(
+    drive: Callable[..., Drive], other_broker: Mosquitto
+) -> None:
+    """Also a broker that is not connected yet, and a reader with a window of one."""
+    daemon = drive(camera("rear"))
+    daemon.wait_for_lanes("rear")
+    there = Subscriber(other_broker.port, f"{TOPIC}/front/lanes")
+    with grpc.insecure_channel(f"127.0.0.1:{daemon.process.port}") as channel:
+        stream = channel.stream_stream(
+            "/edge.lanes.v1.LaneService/StreamLanes",
+            pb.StreamLanesRequest.SerializeToString,
+            pb.StreamLanesResponse.FromString,
+        )
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        requests.put(pb.StreamLanesRequest(window=1))
+        responses = stream(iter(requests.get, None), timeout=4 * PATIENCE_S)
+        heard = [next(responses)]  # the stream is open
+        daemon.mqtt = at(other_broker.port)
+        daemon.reload('[cameras.front]\nuri = "synthetic://road?fps=0&frames=40"\n')
+        while heard[-1].frame.camera != "front" or heard[-1].frame.lanes:
+            requests.put(pb.StreamLanesRequest(acknowledged=heard[-1].sequence))
+            heard.append(next(responses))
+        requests.put(None)
+    *of_clip, ended = [each for each in heard if each.frame.camera == "front"]
+    assert list(ended.frame.reasons) == ["ended: it ended after 40 frames"]
+    assert [each.frame.frame_id for each in of_clip] == list(range(40))
+    assert {each.lost for each in of_clip} == {0}
+    there.wait(f"{TOPIC}/front/lanes", lambda m: "ended" in str(m["reasons"]))
+    *published, _ = there.messages[f"{TOPIC}/front/lanes"]
+    assert [message["frame_id"] for message in published] == list(range(40))
     there.close()
 
 

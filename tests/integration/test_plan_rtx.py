@@ -165,22 +165,16 @@ def test_the_verbs_build_and_inspect_and_say_what_verify_lacks(tmp_path: Path) -
     models = tmp_path / "models"
     shutil.copytree(MODEL, models / MODEL.name)
     here = [MODEL.name, "--model-repository", str(models)]
-    # TensorRT-RTX, as TensorRT 11, has the types of the ONNX file alone.
-    refused = _run("build", *here)
-    assert refused.returncode == 78
-    assert "leave the precision out (--fp16; plan_precision of a configuration)" in refused.stderr
-    settings = tmp_path / "config.toml"
-    settings.write_text('[repository]\nconfig_name = "tensorrt_fp32"\n')
-    here += ["--config", str(settings)]
     done = _run("build", *here)
     assert done.returncode == 0, done.stderr
     assert "the same with: trtexec --onnx=" in done.stdout
-    assert "parsing model.onnx …\nbuilding …\n" in done.stderr
+    # TensorRT-RTX, as TensorRT 11, has the types of the ONNX file alone.
+    assert "parsing model_fp16.onnx …\nbuilding …\n" in done.stderr
     plan = models / MODEL.name / "1" / "model.plan"
     side_car = read_side_car(plan)
     assert side_car is not None
     assert side_car.plan_sha256 == sha256_of(plan)
-    assert side_car.onnx_sha256 == sha256_of(MODEL / "1" / "model.onnx")
+    assert side_car.onnx_sha256 == sha256_of(MODEL / "1" / "model_fp16.onnx")
 
     shown = _run("inspect", *here)
     assert shown.returncode == 0, shown.stderr
@@ -196,10 +190,17 @@ def test_the_verbs_build_and_inspect_and_say_what_verify_lacks(tmp_path: Path) -
     assert "verify runs the plan, which takes its device: no CUDA driver" in verified.stderr
 
     before = plan.read_bytes()
-    refused = _run("build", *here, "--fp16")
+    (models / MODEL.name / "1" / "model_fp16.onnx").unlink()
+    refused = _run("build", *here)
     assert refused.returncode == 78
     assert "takes no --fp16: give an ONNX file that is FP16-typed" in refused.stderr
     assert plan.read_bytes() == before
+    # The shipped network in INT8, asked for by its configuration.
+    settings = tmp_path / "config.toml"
+    settings.write_text('[repository]\nconfig_name = "int8"\n')
+    done = _run("build", *here, "--config", str(settings))
+    assert done.returncode == 0, done.stderr
+    assert "parsing model_int8.onnx …\nbuilding …\n" in done.stderr
 
 
 def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:

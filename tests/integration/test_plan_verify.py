@@ -59,6 +59,16 @@ def test_a_plan_of_the_shipped_network_agrees(edge: Edge, plan: Path) -> None:
     assert all(": predict_lanes agrees: off by up to " in line for line in lines)
 
 
+def test_a_plan_in_int8_is_verified_beside_the_file_that_it_was_built_of(edge: Edge) -> None:
+    done = edge("build", MODEL.name, "--int8")
+    assert done.returncode == 0, done.stderr
+    assert "parsing model_int8.onnx …" in done.stderr
+    assert "here       runs" in edge("inspect").stdout
+    done = edge("verify", MODEL.name, "--samples=1")
+    assert done.returncode == 0, done.stderr
+    assert "predict_lanes agrees" in done.stdout
+
+
 def test_a_mere_onnx_file_is_verified_too(edge: Edge, plan: Path) -> None:
     done = edge("verify", str(plan.with_suffix(".onnx")), "--samples=1")
     assert done.returncode == 0, done.stderr

@@ -48,3 +48,30 @@ def test_a_repository_replaces_nothing_but_a_repository(tmp_path: Path, others: 
     assert f"{tmp_path / 'out'} is not a repository" in ran.stderr
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(others)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["0.1"], ["--key"], ["9.9.9"], ["--dry-run"], ["--dry-run", "1.2.3", "4.5.6"]]
+)
+def test_a_release_wants_a_version_and_a_key(arguments: list[str]) -> None:
+    ran = run(SCRIPTS / "release", *arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "scripts/release --key KEY VERSION" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--dry-run"], 0), (["--key", "nobody@example.invalid"], 1)]
+)
+def test_a_release_names_every_obstacle_and_makes_nothing(arguments: list[str], code: int) -> None:
+    ran = run(SCRIPTS / "release", *arguments, "9.9.9")
+    assert ran.returncode == code, ran
+    for obstacle in (
+        "release: pyproject.toml: its version is not 9.9.9",
+        "release: clients/python/pyproject.toml: its version is not 9.9.9",
+        "release: CHANGELOG.md: has no section '## 9.9.9'",
+    ):
+        assert obstacle in ran.stderr
+    steps = ran.stdout.splitlines()
+    # A real run ends before the first step.
+    assert [step.split()[0] for step in steps][-2:] == ([] if code else ["gpg", "git"])
+    assert not (ROOT / "dist/release/9.9.9").exists()

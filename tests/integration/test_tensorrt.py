@@ -96,8 +96,8 @@ def test_the_lanes_come_from_a_plan_that_gives_what_its_onnx_file_does(
     assert len(lanes(connected, road_input)["lane_scores"][0]) >= 2
     statistics = connected.get_inference_statistics("laneDetect_model", as_json=True)
     assert int(statistics["model_stats"][0]["inference_count"]) == 1
-    # What the GPU has preprocessed is read where it is.
-    assert copies(process)["laneDetect_model", "to_device"] == 0
+    # A GPU that shares the host's memory reads the frame and writes the rows where they are.
+    assert not any(copies(process).values())
     image = np.random.default_rng(0).random((1, 3, 360, 640), np.float32)
     given = triton.InferInput("input", list(image.shape), "FP32")
     given.set_data_from_numpy(image)

@@ -139,3 +139,20 @@ def test_over_ssh_the_verdict_of_the_daemon_there_is_reported(
     away = models("rollback", "m", *there[:-1], tmp_path / "nowhere", "--to-last-good")
     assert away.returncode == 1
     assert "no daemon is known that follows it; name its store with --store" in away.stderr
+
+
+def test_a_promoted_candidate_goes_the_way_of_a_push(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    server, store = serve(), tmp_path / "store"
+    there = ("promote", "other", "--to", server.repository, "--store", store)
+    refused = models(*there)
+    assert refused.returncode == 1
+    assert "other: no good verdict: the daemon has compared nothing of it" in refused.stderr
+    assert server.answer() == 1
+    done = models(*there, "--as", "m", "--force")
+    assert done.returncode == 0, done.stderr
+    assert "serves, and is watched beside what served before" in done.stdout
+    assert (server.answer(), server.answer("other")) == (100, 100)
+    assert models("rollback", "m", "--to", server.repository, "--store", store).returncode == 0
+    server.wait_for(1)

@@ -88,7 +88,8 @@ static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static int initialised, lost, devices = 1, driver = 13000, compute = 87, integrated = 1;
 static int init_result, fail_code, fail_after, fail_times;
 static char fail_name[64];
-static size_t memory_limit = (size_t)8 << 30, device_bytes, allocations, calls;
+static size_t memory_limit = (size_t)8 << 30, device_bytes, allocations, calls,
+    copies_to_host;
 static Memory *memories;
 static Context contexts[8];
 static Stream legacy;
@@ -267,6 +268,7 @@ void simulated_reset(void) {
 size_t simulated_device_bytes(void) { LOCK; return device_bytes; }
 size_t simulated_allocations(void) { LOCK; return allocations; }
 size_t simulated_calls(void) { LOCK; return calls; }
+size_t simulated_copies_to_host(void) { LOCK; return copies_to_host; }
 int simulated_graphs(void) {
     LOCK;
     int count = 0;
@@ -451,6 +453,7 @@ Result cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t nbytes, Stream 
 Result cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t nbytes, Stream *stream) {
     ENTER(1);
     Memory *pinned = memory_at(to, nbytes);
+    copies_to_host++;
     give(stream_of(stream), (Work){.kind = COPY, .to = to, .from = (char *)from, .nbytes = nbytes,
                                    .to_host = 1});
     if (!pinned || !pinned->pinned) drain(stream_of(stream));

@@ -11,6 +11,7 @@ from edge_server.cameras.calibration import CalibrationTables, LensTable, Mounti
 from edge_server.tools.road.scene import RoadScene
 
 PROTO = Path(__file__).parents[2] / "edge_server/proto"
+CLIENT = Path(__file__).parents[2] / "clients/python"
 SEED = 7
 
 

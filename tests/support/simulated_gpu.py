@@ -21,15 +21,20 @@ class SimulatedGpu:
 
     Args:
         folder: holds the compiled libcuda.so.1.
+
+    Attributes:
+        path: that library.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.path = folder / "libcuda.so.1"
         # Whoever loads libcuda.so.1 in this process from now on gets this one.
-        self._library = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+        self._library = ctypes.CDLL(str(self.path), mode=ctypes.RTLD_GLOBAL)
         self._library.simulated_device_bytes.restype = ctypes.c_size_t
         self._library.simulated_allocations.restype = ctypes.c_size_t
         self._library.simulated_calls.restype = ctypes.c_size_t
+        self._library.simulated_copies_to_host.restype = ctypes.c_size_t
 
     def set(self, words: str) -> None:
         """As EDGE_SIMULATED_CUDA, at once."""
@@ -87,6 +92,10 @@ class SimulatedGpu:
     def calls(self) -> int:
         """How often the driver was called."""
         return self._library.simulated_calls()
+
+    @property
+    def copies_to_host(self) -> int:
+        return self._library.simulated_copies_to_host()
 
     def environment(self, words: str = "") -> dict[str, str]:
         """For a process of its own that shall find this GPU."""

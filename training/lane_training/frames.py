@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cv2
 import numpy as np
+
+from lane_training.paint_finder import FEWEST_ROWS, Paint, Scale, find_paint, meeting, scale_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +35,11 @@ NEIGHBOURS = {"highway_960x540.mp4": (1, 0), "highway_1280x720.mp4": (0, 1), "st
 HOOK_PX = 7.0
 VANISHING_GAP_PX = 8.0
 SHORTEST_TAUGHT = 8
-TAUGHT_WEIGHT = 0.5
 # Of the taught cameras, as a share of the height.
-PLAUSIBLE_HORIZON, USUAL_HORIZON = (0.54, 0.64), 0.59
+PLAUSIBLE_HORIZON = 0.54, 0.64
+# A label moves onto paint that is so near it, and seen in this share of its rows.
+LABEL_NEAR_PX, LABEL_NEAR_M, TAUGHT_NEAR_M = 6.0, 0.12, 0.5
+LEAST_PAINTED = 0.15
 
 
 @dataclass(frozen=True)
@@ -134,19 +138,14 @@ def clip_frames(path: Path) -> list[NDArray[np.uint8]]:
     return frames
 
 
-def _straight_part(lane: Floats) -> tuple[Floats, Floats]:
-    """Cuts the hooked far end that a teacher adds.
-
-    Returns:
-        kept: (N, 2) the points on the straight.
-        line: (2,) with x = line[0] * y + line[1].
-    """
+def _straight_line(lane: Floats) -> Floats:
+    """(2,) with x = line[0] * y + line[1], without the hooked far end that a teacher adds."""
     lower = lane[len(lane) * 2 // 5 :]
     line = np.polyfit(lower[:, 1], lower[:, 0], 1)
     good = np.abs(lane[:, 0] - np.polyval(line, lane[:, 1])) < HOOK_PX
     first = len(good) - int(np.argmin(good[::-1])) if not good.all() else 0
     kept = lane[first:] if len(lane) - first >= 5 else lower
-    return kept, np.polyfit(kept[:, 1], kept[:, 0], 1)
+    return np.asarray(np.polyfit(kept[:, 1], kept[:, 0], 1))
 
 
 def _own_lane(lines: list[Floats]) -> tuple[list[Floats], list[Floats]]:
@@ -167,40 +166,103 @@ def _meeting_row(a: Floats, b: Floats) -> float | None:
     return row if low < row / FRAME_HEIGHT_PX < high else None
 
 
+def _is_long(paint: Paint) -> bool:
+    return len(paint.rows) >= FEWEST_ROWS and paint.share >= LEAST_PAINTED
+
+
+def _correction(paint: Paint, line: NDArray[np.float32], scale: Scale, near_m: float) -> Floats:
+    """(700,) by how much a line on every row lies beside its paint; NaN where too little is near.
+
+    Smooth over the rows with paint, and as on the last of them beyond.
+    """
+    off = paint.x_px - line[paint.rows.astype(int)]
+    near = np.abs(off) <= np.maximum(LABEL_NEAR_PX, near_m * scale.metre_px(paint.rows))
+    rows, off = paint.rows[near], off[near]
+    if not _is_long(Paint(rows, off, paint.looked)):
+        return np.full(ROWS_PX, np.nan)
+
+    def design(rows: Floats) -> Floats:
+        u = (rows - scale.horizon_px) / FRAME_HEIGHT_PX
+        return np.stack([np.ones(len(u)), u, 0.02 / (u + 0.02)], axis=1)
+
+    weight = np.ones(len(rows))
+    for _ in range(4):
+        root = np.sqrt(weight)[:, None]
+        fit = np.linalg.lstsq(design(rows) * root, off * root[:, 0], rcond=None)[0]
+        weight = 1.0 / np.maximum(1.0, np.abs(off - design(rows) @ fit) / 1.0)
+    return np.asarray(design(np.clip(np.arange(float(ROWS_PX)), rows[0], rows[-1])) @ fit)
+
+
+def on_paint(
+    frame: RoadFrame, near_m: float = LABEL_NEAR_M, *, only_painted: bool = False
+) -> RoadFrame:
+    """The frame with its lines moved onto their paint.
+
+    People and networks label beside it, most of all far away. A line stays where its paint is not
+    seen; with `only_painted` it may then be there or not. Without both lines of the own lane the
+    size of the road is not known, and all stay.
+    """
+    assert frame.bgr is not None
+    luma = np.ascontiguousarray(frame.bgr[..., 1])
+    feet, middle = frame.x_px[:, FRAME_HEIGHT_PX - 1], FRAME_WIDTH_PX / 2
+    certain = np.flatnonzero(frame.lane_weight > 0)
+    own = [certain[feet[certain] <= middle][-1:], certain[feet[certain] > middle][:1]]
+    points = []
+    for x, top in zip(frame.x_px, frame.top_px.tolist(), strict=True):
+        rows = np.arange(min(max(round(top), 0), FRAME_HEIGHT_PX - 2), FRAME_HEIGHT_PX)
+        points.append(np.stack((x[rows], rows), 1).astype(np.float64))
+    scale = scale_of(*(points[side[0]] for side in own)) if all(map(len, own)) else None
+    if scale is None:
+        return frame
+    x_px, weights = frame.x_px.copy(), frame.lane_weight.copy()
+    for place in certain:
+        line = points[place]
+        line = line[(line[:, 0] >= 0) & (line[:, 0] < FRAME_WIDTH_PX)]
+        moved = np.full(ROWS_PX, np.nan)
+        if len(line) > FEWEST_ROWS:
+            moved = _correction(find_paint(luma, line, scale), x_px[place], scale, near_m)
+        if not np.isnan(moved[0]):
+            x_px[place] += moved.astype(np.float32)
+        elif only_painted:
+            weights[place] = 0.0
+    return replace(frame, x_px=x_px, lane_weight=weights)
+
+
 def taught_frame(
     bgr: NDArray[np.uint8], record: dict[str, Any], neighbours: tuple[int, int]
 ) -> RoadFrame | None:
-    """A frame labelled by the teacher networks, repaired: straight to the vanishing point.
+    """A frame that networks labelled, on the paint; None without paint of both lines of the lane.
 
-    Where both lines of the vehicle's lane are known, the lines of the neighbouring lanes follow
-    from equal spacing on a straight road, and the label counts as complete.
+    The paint of these lines shows where they meet and how the road bends; the lines of the
+    neighbouring lanes follow from equal spacing. The label counts as complete; a neighbouring line
+    without paint may be there or not.
     """
     lanes = [polyline(lane["x"], record["h_samples"]) for lane in record["lanes"]]
-    parts = [_straight_part(lane) for lane in lanes if len(lane) >= SHORTEST_TAUGHT]
-    if not parts:
-        return None
-    left, right = _own_lane([line for _, line in parts])
+    lines = [_straight_line(lane) for lane in lanes if len(lane) >= SHORTEST_TAUGHT]
+    left, right = _own_lane(lines)
     row = _meeting_row(left[-1], right[0]) if left and right else None
     if row is None:
-        row = USUAL_HORIZON * FRAME_HEIGHT_PX
-        guide = (left or right or [parts[0][1]])[-1]
-        top = row + VANISHING_GAP_PX
-        known = [np.vstack(((np.polyval(line, top), top), kept)) for kept, line in parts]
-        vanishing = (float(np.polyval(guide, row)), row)
-        return frame_from_polylines(
-            bgr, known, complete=False, weight=TAUGHT_WEIGHT, vanishing_px=vanishing
-        )
-    vanishing = (float(np.polyval(left[-1], row)), row)
-    slope_left, slope_right = left[-1][0], right[0][0]
-    pitch = slope_right - slope_left
-    slopes = slope_left + pitch * np.arange(-neighbours[0], 2 + neighbours[1])
-    y = np.linspace(row + VANISHING_GAP_PX, FRAME_HEIGHT_PX - 1, 20)
-    straight = [np.stack((vanishing[0] + slope * (y - row), y), 1) for slope in slopes]
-    return frame_from_polylines(bgr, straight, weight=TAUGHT_WEIGHT, vanishing_px=vanishing)
+        return None
+    y = np.arange(np.ceil(row) + VANISHING_GAP_PX, FRAME_HEIGHT_PX)
+    guess = [np.stack((np.polyval(line, y), y), 1) for line in (left[-1], right[0])]
+    scale = scale_of(*guess)
+    if scale is None:
+        return None
+    luma = np.ascontiguousarray(bgr[..., 1])
+    paints = [find_paint(luma, line, scale) for line in guess]
+    if not all(map(_is_long, paints)):
+        return None
+    met = meeting([(paint.rows, paint.x_px) for paint in paints], row)
+    slope_left, slope_right = met.slopes
+    slopes = slope_left + (slope_right - slope_left) * np.arange(-neighbours[0], 2 + neighbours[1])
+    y = np.arange(np.ceil(met.row_px) + VANISHING_GAP_PX, FRAME_HEIGHT_PX)
+    road = [np.stack((met.line(slope, y), y), 1) for slope in slopes]
+    frame = frame_from_polylines(bgr, road, vanishing_px=(met.x_px, met.row_px))
+    return on_paint(frame, TAUGHT_NEAR_M, only_painted=True)
 
 
 def taught_frames(data: Path) -> list[list[RoadFrame]]:
-    """The first two thirds of each clip and the training stills, each with repaired labels."""
+    """The first two thirds of each clip and the training stills, with labels on the paint."""
     groups: list[list[RoadFrame | None]] = []
     records = read_jsonl(data / "clips" / "teacher_labels.jsonl")
     for clip in sorted({record["clip"] for record in records}):
@@ -225,4 +287,5 @@ def taught_frames(data: Path) -> list[list[RoadFrame]]:
             for bgr, record in zip(images, stills, strict=True)
         ]
     )
-    return [[frame for frame in group if frame and len(frame.x_px)] for group in groups]
+    kept = [[frame for frame in group if frame is not None] for group in groups]
+    return [group for group in kept if group]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 
 from lane_training import frames
-from lane_training.frames import RoadFrame, frame_from_polylines, polyline
+from lane_training.frames import RoadFrame, frame_from_polylines, on_paint, polyline
 from lane_training.labels import NEAR_FRAMES, Labelled, MaterialError, read_labels, split
 
 if TYPE_CHECKING:
@@ -52,10 +52,13 @@ MACHINE_WEIGHT = 0.5
 
 
 class TrainingImages(Sequence[RoadFrame]):
-    """The labelled images as training takes them, each read when it is its turn."""
+    """The labelled images as training takes them, each read when it is its turn; their lines are
+    moved onto their paint."""
 
     def __init__(self, labelled: Iterable[Labelled]) -> None:
         self._labelled = [each for each in labelled if each.has_lane]
+        # Finding the paint takes longer than reading the image.
+        self._on_paint: dict[int, RoadFrame] = {}
 
     def __len__(self) -> int:
         return len(self._labelled)
@@ -71,14 +74,20 @@ class TrainingImages(Sequence[RoadFrame]):
         lanes, rows = each.in_1280(bgr.shape)
         uncertain, _ = each.in_1280(bgr.shape, each.uncertain)
         size = (frames.FRAME_WIDTH_PX, frames.FRAME_HEIGHT_PX)
-        return frame_from_polylines(
-            np.asarray(cv2.resize(bgr, size, interpolation=cv2.INTER_AREA), np.uint8),
+        resized = np.asarray(cv2.resize(bgr, size, interpolation=cv2.INTER_AREA), np.uint8)
+        if index in self._on_paint:
+            return replace(self._on_paint[index], bgr=resized)
+        frame = frame_from_polylines(
+            resized,
             [polyline(list(lane), list(rows)) for lane in lanes],
             [polyline(list(lane), list(rows)) for lane in uncertain],
             weight=1.0 if each.human else MACHINE_WEIGHT,
             complete=each.complete,
             own_lane=each.own_lane,
         )
+        frame = on_paint(frame)
+        self._on_paint[index] = replace(frame, bgr=None)
+        return frame
 
 
 class Group(NamedTuple):

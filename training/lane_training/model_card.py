@@ -47,7 +47,7 @@ _LABELLED = (
 _TAUGHT = (
     "| {share:.0f} % | 180 frames of two motorway clips and six stills, Udacity CarND (first two "
     "thirds of each clip; the stills of projects 1 and 4 were kept out) | two public networks, "
-    "repaired: straight to the vanishing point, neighbouring lines from equal spacing | MIT |"
+    "moved onto the paint, neighbouring lines from equal spacing | MIT |"
 )
 _FOLDER_TERMS = """\
 The weights contain no image. They were learnt in part from frames whose redistribution terms are

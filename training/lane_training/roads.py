@@ -73,7 +73,7 @@ _CHANCES = {
     "double": 0.12,
     "dots": 0.08,
     "worn": 0.3,
-    "missing": 0.12,
+    "missing": 0.16,
     "crest": 0.12,
     "bonnet": 0.15,
     "sensor": 0.2,
@@ -81,8 +81,8 @@ _CHANCES = {
 # At most one of each group.
 _GROUPS = (
     {"bend": 0.24, "fork": 0.1, "merge": 0.08},
-    {"night": 0.2, "sun": 0.1, "tunnel": 0.05},
-    {"rain": 0.18, "snow": 0.1, "wet": 0.1},
+    {"night": 0.28, "sun": 0.1, "tunnel": 0.05},
+    {"rain": 0.18, "snow": 0.1, "wet": 0.14},
 )
 
 

@@ -53,6 +53,8 @@ class Plan:
         material: labelled images; None to train on rendered roads alone.
         other_material: go on from a checkpoint whose run learnt from something else.
         begin_with: an exported model whose weights are the first ones; None for random ones.
+        late_layers: learn with these alone, from stride 32 on; the others, and every normalisation,
+            stay as they are.
     """
 
     minutes: float
@@ -64,6 +66,7 @@ class Plan:
     material: Material | None
     other_material: bool = False
     begin_with: Path | None = None
+    late_layers: bool = False
 
     def progress(self, step: int, elapsed_s: float) -> float:
         """Share of the run that is done; 1 or more ends it."""
@@ -152,13 +155,23 @@ class Average:
 
 def _optimiser(network: nn.Module, rate: float) -> torch.optim.AdamW:
     """AdamW without decay on biases and normalisation."""
-    decayed = [p for p in network.parameters() if p.ndim > 1]
-    free = [p for p in network.parameters() if p.ndim <= 1]
+    learnt = [p for p in network.parameters() if p.requires_grad]
+    decayed = [p for p in learnt if p.ndim > 1]
+    free = [p for p in learnt if p.ndim <= 1]
     groups = [
         {"params": decayed, "weight_decay": WEIGHT_DECAY},
         {"params": free, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=rate)
+
+
+def _hold_early_layers(network: LaneNetwork) -> None:
+    """Has a network learn in its late layers alone, and with no batch's own mean and variance."""
+    for early in (network.stem, network.stride_16):
+        early.requires_grad_(False)
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.eval()
 
 
 def learning_rate(plan: Plan, step: int, progress: float) -> float:
@@ -180,6 +193,8 @@ class Training:
         self._average = Average(self._network)
         self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._network.train()
+        if plan.late_layers:
+            _hold_early_layers(self._network)
         self._optimiser = _optimiser(self._network, plan.rate)
         self.step, self.elapsed_s = 0, 0.0
         self.curve: list[tuple[float, ...]] = []
@@ -188,7 +203,9 @@ class Training:
         self._began = "random weights"
         if not plan.checkpoint.exists() and plan.begin_with is not None:
             self._began = f"the weights of {plan.begin_with.parent.parent.name}"
-            self._unsettled = load_exported(self._network, plan.begin_with)
+            norms = load_exported(self._network, plan.begin_with)
+            self._unsettled = [] if plan.late_layers else norms
+            self._average = Average(self._network)
         if plan.checkpoint.exists():
             state = read_checkpoint(plan)
             self._began = began_with(state)

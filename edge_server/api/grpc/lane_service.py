@@ -1,4 +1,5 @@
-"""LaneServicer: the methods of `edge.lanes.v1.LaneService`; lane_service.proto has their rules."""
+"""LaneServicer: the methods of `edge.lanes.v1.LaneService` and of
+`edge.perception.v1.PerceptionService`; the .proto files have their rules."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from edge_server.pipeline.messages import calibration_message, event_message
 from edge_server.pipeline.vehicle import vehicle_state
 from edge_server.process.utf8 import as_utf8
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
+from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,9 +42,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SERVICE = pb.DESCRIPTOR.services_by_name["LaneService"]
+SERVICES = (
+    pb.DESCRIPTOR.services_by_name["LaneService"],
+    perception_pb2.DESCRIPTOR.services_by_name["PerceptionService"],
+)
 # Methods that parse and serialise their messages themselves.
-OVER_BYTES = ("StreamLanes", "StreamEvents")
+OVER_BYTES = ("StreamLanes", "StreamEvents", "StreamNetworks")
 _LONGEST_CAUSE = 200
 
 
@@ -53,10 +58,12 @@ class LaneSources:
     Attributes:
         pipelines: of the present cameras.
         record: see `Recorder.request`; None where the recorder is off.
+        networks: what the other networks of cameras find.
     """
 
     identity: Identity
     feed: LaneFeed
+    networks: LaneFeed
     events: EventLog
     vehicle: VehicleInputs
     pipelines: Sequence[LanePipeline]
@@ -77,9 +84,41 @@ class LaneServicer:
         self._now_ns = now_ns
 
     def StreamLanes(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        feed = self._sources.feed
+        def chosen(first: Any) -> Sequence[str]:
+            self._refuse_unknown(first.cameras)
+            return first.cameras  # type: ignore[no-any-return]  # a message of protobuf
+
+        kinds = pb.StreamLanesRequest, pb.StreamLanesResponse
+        yield from self._stream(requests, context, self._sources.feed, kinds, chosen)
+
+    def StreamNetworks(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        def chosen(first: Any) -> Sequence[str]:
+            known = [
+                network.source
+                for pipeline in tuple(self._sources.pipelines)
+                for network in pipeline.networks
+            ]
+            for name in first.networks:
+                if name not in known:
+                    there = ", ".join(known) or "none"
+                    raise NotFound(f"no network '{name}' is in the settings; there are: {there}")
+            return first.networks  # type: ignore[no-any-return]  # a message of protobuf
+
+        kinds = perception_pb2.StreamNetworksRequest, perception_pb2.StreamNetworksResponse
+        yield from self._stream(requests, context, self._sources.networks, kinds, chosen)
+
+    def _stream(
+        self,
+        requests: Iterator[bytes],
+        context: Any,
+        feed: LaneFeed,
+        kinds: tuple[Any, Any],
+        chosen: Callable[[Any], Sequence[str]],
+    ) -> Iterator[bytes]:
+        """Give what `feed` has of the chosen names, as requests and responses of `kinds`."""
+        kind, response_kind = kinds
         with self._opened(context) as when_closed:
-            first = _parse(self._traffic.read(requests, context), pb.StreamLanesRequest)
+            first = _parse(self._traffic.read(requests, context), kind)
             if not (math.isfinite(first.max_hz) and first.max_hz >= 0):
                 raise InvalidRequest(
                     f"max_hz is {first.max_hz:g}: it is 0 or positive, frames a second"
@@ -88,20 +127,19 @@ class LaneServicer:
                 raise InvalidRequest(
                     "the first request acknowledges a response, and none was sent yet"
                 )
-            self._refuse_unknown(first.cameras)
-            reader = feed.open(first.cameras, max_hz=first.max_hz, window=first.window)
+            reader = feed.open(chosen(first), max_hz=first.max_hz, window=first.window)
             when_closed.append(lambda: reader.end(_ending()))
             try:
                 if not context.add_callback(reader.end):
                     return
                 threading.Thread(
                     target=_read_acknowledgements,
-                    args=(requests, reader),
+                    args=(requests, reader, kind),
                     name="grpc-acknowledgements",
                     daemon=True,
                 ).start()
                 while (delivery := reader.take()) is not None:
-                    response = pb.StreamLanesResponse(
+                    response = response_kind(
                         sequence=delivery.sequence,
                         frame=delivery.message.sent_at(self._now_ns()),
                         lost=delivery.lost,
@@ -235,10 +273,10 @@ def _parse(request: bytes | None, kind: Any) -> Any:
     return parsing(kind)(request)
 
 
-def _read_acknowledgements(requests: Iterator[bytes], reader: LaneReader) -> None:
+def _read_acknowledgements(requests: Iterator[bytes], reader: LaneReader, kind: Any) -> None:
     try:
         for data in requests:
-            _acknowledge(_parse(data, pb.StreamLanesRequest), reader)
+            _acknowledge(_parse(data, kind), reader)
         reader.acknowledge_no_more()
     except InvalidRequest as error:
         reader.end(error)
@@ -248,8 +286,9 @@ def _read_acknowledgements(requests: Iterator[bytes], reader: LaneReader) -> Non
 
 
 def _acknowledge(request: Any, reader: LaneReader) -> None:
-    if request.cameras or request.max_hz or request.window:
-        raise InvalidRequest("only a stream's first request chooses cameras, max_hz and window")
+    if any(field.name != "acknowledged" for field, _ in request.ListFields()):
+        of = request.DESCRIPTOR.fields[0].name
+        raise InvalidRequest(f"only a stream's first request chooses {of}, max_hz and window")
     if not reader.acknowledge(request.acknowledged):
         raise InvalidRequest(
             f"response {request.acknowledged} is acknowledged, and was not sent yet"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge_server.api.access import AccessRules
 from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.client import SelfCall
-from edge_server.api.grpc.lane_service import SERVICE
+from edge_server.api.grpc.lane_service import SERVICES
 from edge_server.api.grpc.side import (
     LOADS_AT_ONCE,
     Certificates,
@@ -127,10 +127,10 @@ class GrpcServer:
             raise
 
     def offer_lanes(self, sources: LaneSources) -> None:
-        """Serve `edge.lanes.v1.LaneService` too, from `start` on."""
+        """Serve the services of lanes and of other networks too, from `start` on."""
         for side in self._sides:
             side.add_lanes(sources)
-        self._services.append(SERVICE.full_name)
+        self._services += [service.full_name for service in SERVICES]
 
     def start(self) -> None:
         for side in self._sides:

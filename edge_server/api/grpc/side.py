@@ -19,7 +19,7 @@ from edge_server.api.calls import CallThreads
 from edge_server.api.certificates import CertificateWatch
 from edge_server.api.grpc.lane_service import (
     OVER_BYTES,
-    SERVICE,
+    SERVICES,
     LaneServicer,
     too_many_lane_streams,
 )
@@ -164,7 +164,13 @@ class Side:
             inferences=lambda: self.gate.inside,
         )
         refusals: dict[str, Refuses] = {INFER: self.gate.refusal}
-        long = (*(f"/{SERVICE.full_name}/{name}" for name in OVER_BYTES), *REFLECTION)
+        streams_of = [
+            f"/{service.full_name}/{method.name}"
+            for service in SERVICES
+            for method in service.methods
+            if method.name in OVER_BYTES
+        ]
+        long = (*streams_of, *REFLECTION)
         refusals.update(dict.fromkeys(long, self.lane_gate.stream_refusal))
         self.server = grpc.server(
             # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.
@@ -207,8 +213,9 @@ class Side:
 
     def add_lanes(self, sources: LaneSources) -> None:
         servicer = LaneServicer(sources, self.lane_gate, self.traffic)
-        methods = method_handlers(SERVICE, servicer, OVER_BYTES, self.traffic, self.rules)
-        self.server.add_registered_method_handlers(SERVICE.full_name, methods)
+        for service in SERVICES:
+            methods = method_handlers(service, servicer, OVER_BYTES, self.traffic, self.rules)
+            self.server.add_registered_method_handlers(service.full_name, methods)
 
     def add_reflection(self, services: Sequence[str]) -> None:
         """Serve reflection, as v1 and v1alpha, whose messages are the same.

@@ -50,7 +50,12 @@ if TYPE_CHECKING:
 # Methods that parse and serialise their messages themselves.
 _OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-_SERVICES = ("", "inference.GRPCInferenceService", "edge.lanes.v1.LaneService")
+_SERVICES = (
+    "",
+    "inference.GRPCInferenceService",
+    "edge.lanes.v1.LaneService",
+    "edge.perception.v1.PerceptionService",
+)
 
 
 class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]

@@ -111,6 +111,14 @@ _ROWS = (
     ("edge_camera_calibrated", "camera", "1 where its lanes are in metres too"),
     ("edge_lanes", "camera", "Lane boundaries in its newest frame with an answer of the model"),
     ("edge_lane_confidence", "camera", "The highest confidence among them, 0 without any"),
+    ("edge_network_frames_total", "camera network", "Frames with a result of a network"),
+    (
+        "edge_network_missed_total",
+        "camera network reason",
+        "Frames without one: dropped for a newer one, late, failed, or a fault of the response",
+    ),
+    ("edge_network_ok", "camera network", "1 while it has results"),
+    ("edge_network_age_seconds", "camera network", "Of its newest result, since the capture"),
     ("edge_stage_latency_seconds", "camera stage", "Where a frame's time went"),
     ("edge_end_to_end_latency_seconds", "camera", "From capture until the lanes were known"),
     (

@@ -266,6 +266,18 @@ def _cameras(sources: Sources) -> Iterator[Metric]:
         dropped[name, "capture", "unusable"] = each.unusable_frames
         dropped[name, "infer", "failed"] = each.failed_frames
     yield from many("edge_frames_dropped_total", dropped)
+    networks = {(n, each.name): each for n, p in pipelines.items() for each in p.networks}
+    yield from many("edge_network_frames_total", {k: each.frames for k, each in networks.items()})
+    missed = {
+        (*key, reason): count
+        for key, each in networks.items()
+        for reason, count in each.missed.copy().items()
+    }
+    yield from many("edge_network_missed_total", missed)
+    yield from many("edge_network_ok", {k: not each.failure for k, each in networks.items()})
+    yield from many(
+        "edge_network_age_seconds", {k: each.age_ms / 1e3 for k, each in networks.items()}
+    )
     yield from histogram("edge_stage_latency_seconds", latency.stages())
     yield from histogram("edge_end_to_end_latency_seconds", latency.end_to_end())
 

@@ -22,6 +22,7 @@ import tensorrt as trt
 from edge_server.backends.tensorrt.engine import open_runtime, trt_log, version_here
 from edge_server.backends.tensorrt.plan_cache import read_timings, write_timings
 from edge_server.backends.tensorrt.plan_options import (
+    TYPED_SINCE,
     DeviceFacts,
     NetworkInput,
     Placed,
@@ -314,7 +315,7 @@ _TYPED_HINT = (
 
 
 def is_typed(options: BuildOptions, version: tuple[int, int]) -> bool:
-    return version >= (11, 0) or options.strongly_typed
+    return version >= TYPED_SINCE or options.strongly_typed
 
 
 def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
@@ -323,7 +324,7 @@ def check_precision(options: BuildOptions, version: tuple[int, int]) -> None:
     if options.strongly_typed and version < (10, 0):
         raise Unsupported(f"TensorRT {number} has no strongly typed networks, 10 is the first")
     typed = is_typed(options, version)
-    which = "a strongly typed network" if version < (11, 0) else f"TensorRT {number}"
+    which = "a strongly typed network" if version < TYPED_SINCE else f"TensorRT {number}"
     if typed and options.precision == "fp16":
         raise Unsupported(f"{which} takes no --fp16: {_TYPED_HINT}")
     if typed and options.calibration:

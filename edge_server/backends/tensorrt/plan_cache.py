@@ -44,7 +44,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.process.disk import atomic_replace, atomic_write, floor_bytes, free_bytes
-from edge_server.process.threads import GivenUp
+from edge_server.process.threads import GivenUp, require_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLAN_NAME = "model.plan"
+# A plan that is being built, by its name and the process.
+_WRITTEN = ".{}.{}.tmp"
 MAX_BYTES = 4 << 30
 # Free space that plans leave on their disk, or a twentieth of a smaller disk.
 RESERVE_BYTES = 256 << 20
@@ -120,12 +122,15 @@ class PlanCache:
         if plan.parent.parent == self._folder:
             shutil.rmtree(plan.parent, ignore_errors=True)
 
-    def prune(self, keep: Path) -> None:
-        """Remove plans until the rest fit into `max_bytes` and the disk; `keep` stays."""
+    def prune(self, keep: Path, room_bytes: int = 0) -> None:
+        """Remove plans until the rest fit into `max_bytes`, and onto the disk with `room_bytes`
+        more; `keep` stays. The caller holds the build lock: what other builds left goes, too."""
         entries = [e for e in self._folder.iterdir() if side_car_path(e / PLAN_NAME).is_file()]
         sizes = {entry: _size_bytes(entry) for entry in entries}
         total_bytes = sum(sizes.values())
-        lacking_bytes = -self._free(self._folder)
+        for left in self._folder.glob(f"*/{_WRITTEN.format(PLAN_NAME, '*')}"):
+            left.unlink(missing_ok=True)
+        lacking_bytes = room_bytes - self._free(self._folder)
         for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime):
             if total_bytes <= self._max_bytes and lacking_bytes <= 0:
                 return
@@ -135,6 +140,26 @@ class PlanCache:
                 lacking_bytes -= sizes[entry]
                 log.info("plan cache: %s removed, %d MiB", entry.name, sizes[entry] >> 20)
 
+    def make_room(self, plan: Path, onnx: Path) -> None:
+        """Make room for `plan`, which is about as large as `onnx`: better now than after minutes.
+
+        Raises:
+            Unavailable: the disk is full, of other files than plans.
+        """
+        self.prune(plan, onnx.stat().st_size)
+        if reason := self.shortage(onnx):
+            raise Unavailable(reason)
+
+    def shortage(self, onnx: Path) -> str:
+        """Return that the disk has no room for a plan of `onnx`; "" where it has."""
+        need, there = (n / (1 << 20) for n in (onnx.stat().st_size, free_bytes(self._folder)))
+        if need <= there:
+            return ""
+        return (
+            f"{self._folder}: the disk has {there:.0f} MiB left, and a plan of {onnx.name} takes "
+            f"about {need:.0f}; make room there"
+        )
+
 
 @contextmanager
 def build_lock(on_wait: Callable[[], None]) -> Iterator[None]:
@@ -142,6 +167,10 @@ def build_lock(on_wait: Callable[[], None]) -> Iterator[None]:
 
     Args:
         on_wait: called once, if another process or thread holds the lock.
+
+    Raises:
+        GivenUp: nobody wants the build any more; see `while_wanted`.
+        InternalError: the system allows no lock.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         waited = False
@@ -159,6 +188,7 @@ def build_lock(on_wait: Callable[[], None]) -> Iterator[None]:
                 if not waited:
                     on_wait()
                 waited = True
+                require_wanted()
                 time.sleep(_RETRY_S)
         yield
 
@@ -195,12 +225,15 @@ def ensure_plan(
         except OSError as error:
             raise InternalError(f"{plan.parent}: cannot be made: {error.strerror}") from error
         timings = cache.timing_cache
+        cache.make_room(plan, onnx)
         try:
             side_car = make_plan(onnx, plan, options, build, on_event, timing_cache=timings)
         except (Cancelled, GivenUp):
             raise
         except EdgeServerError as error:
-            note_failure(plan, error)
+            # For want of room nothing is built; with room it may be built at once.
+            if not cache.shortage(onnx):
+                note_failure(plan, error)
             raise
         with suppress(OSError):
             plan.with_name(_NAME).unlink()
@@ -275,7 +308,7 @@ def make_plan(
     side-car's digest then no longer matches the plan.
     """
     onnx, plan = onnx.absolute(), plan.absolute()
-    written = plan.with_name(f".{plan.name}.{os.getpid()}.tmp")
+    written = plan.with_name(_WRITTEN.format(plan.name, os.getpid()))
     onnx_sha256 = sha256_of(onnx)
     job = BuildJob(str(onnx), str(written), options, str(timing_cache or ""))
     try:
@@ -312,7 +345,7 @@ def make_plan(
 
 
 def _clear(plan: Path) -> None:
-    for left in plan.parent.glob(f".{plan.name}.*.tmp"):
+    for left in plan.parent.glob(_WRITTEN.format(plan.name, "*")):
         left.unlink(missing_ok=True)
 
 

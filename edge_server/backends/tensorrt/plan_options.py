@@ -13,7 +13,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -120,6 +120,46 @@ def build_options_of(config: ModelConfig) -> BuildOptions:
         )
     except InvalidRequest as error:
         raise ModelConfigError(f"model '{config.name}': parameters: {error}") from error
+
+
+# From here on networks have the types of their ONNX file, and no flag adds FP16 to them.
+TYPED_SINCE = (11, 0)
+# In the metadata of a network in another precision: the SHA-256 of the file that it was made of.
+MADE_OF = "made_of"
+
+
+def network_of(
+    onnx: Path, options: BuildOptions, version: tuple[int, int]
+) -> tuple[Path, BuildOptions]:
+    """Return the ONNX file that a plan of `options` is built of, and the options to build it with.
+
+    A precision that TensorRT does not make of the network itself may be delivered beside it:
+    `model_int8.onnx` has Q/DQ nodes, and `model_fp16.onnx` the types for TensorRT 11.
+
+    Args:
+        onnx: the network as it was trained.
+        version: of TensorRT.
+
+    Raises:
+        ModelConfigError: that file says that it was made of another network.
+    """
+    beside = precision_file(onnx, options.precision)
+    by_file = not options.calibration if options.precision == "int8" else version >= TYPED_SINCE
+    if options.precision == "fp32" or not by_file or not beside.is_file():
+        return onnx, options
+    with reading(beside):
+        _, said, value = beside.read_bytes().rpartition(MADE_OF.encode())
+    if said and onnx.is_file() and sha256_of(onnx).encode() not in value:
+        raise ModelConfigError(
+            f"{beside}: was made of another {onnx.name} than is there; make it again "
+            "(training/reduce_precision.py makes it of the lane network), or remove it"
+        )
+    typed = replace(options, precision="fp32", strongly_typed=True)
+    return beside, options if options.precision == "int8" else typed
+
+
+def precision_file(onnx: Path, precision: Precision) -> Path:
+    return onnx.with_name(f"{onnx.stem}_{precision}{onnx.suffix}")
 
 
 def given_profiles(

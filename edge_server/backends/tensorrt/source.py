@@ -23,6 +23,7 @@ from edge_server.backends.tensorrt.plan_config import (
 from edge_server.backends.tensorrt.plan_options import (
     build_options_of,
     cautions,
+    network_of,
     read_side_car,
     side_car_faults,
 )
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import ProgressCallback
     from edge_server.backends.tensorrt.plan_config import TensorRtParameters
-    from edge_server.backends.tensorrt.plan_options import DeviceFacts
+    from edge_server.backends.tensorrt.plan_options import BuildOptions, DeviceFacts
     from edge_server.model_config.config import ModelConfig, Placement
 
 log = logging.getLogger(__name__)
@@ -113,13 +114,13 @@ class PlanSource:
         if not faults:
             return plan, False
         self._log_build(faults)
-        options = replace(build_options_of(self._config), dla_core=core)
+        onnx, options = self._network(facts, core)
         with (
             self._progress(plan.name, facts) as progress,
             build_lock(lambda: progress(Step("waiting for another build"))),
         ):
             timings = _cache().timing_cache
-            make_plan(self._onnx, plan, options, build, progress, timing_cache=timings)
+            make_plan(onnx, plan, options, build, progress, timing_cache=timings)
         return plan, True
 
     def instead(
@@ -169,8 +170,9 @@ class PlanSource:
         if side_car is None:
             log.info("model %s: %s has no side-car: TensorRT reads what it is", self._model, plan)
             return []
-        onnx = self._onnx if self._onnx.exists() else None
-        faults = side_car_faults(side_car, plan, onnx, facts, self._model)
+        onnx, _ = self._network(facts, core)
+        there = onnx if onnx.exists() else None
+        faults = side_car_faults(side_car, plan, there, facts, self._model)
         if not faults and (side_car.dla_core is None) != (core is None):
             built = "the GPU alone" if core is not None else f"NVDLA core {side_car.dla_core}"
             wanted = f"NVDLA core {core}" if core is not None else "the GPU alone"
@@ -192,8 +194,12 @@ class PlanSource:
 
     def _cached(self, facts: DeviceFacts, core: int | None) -> Path | None:
         require_path(self._onnx, self._model)
+        onnx, options = self._network(facts, core)
+        return _cache().find(onnx, options, facts, self._model)
+
+    def _network(self, facts: DeviceFacts, core: int | None) -> tuple[Path, BuildOptions]:
         options = replace(build_options_of(self._config), dla_core=core)
-        return _cache().find(self._onnx, options, facts, self._model)
+        return network_of(self._onnx, options, facts.version)
 
     def _progress(self, name: str, facts: DeviceFacts) -> BuildProgress:
         return BuildProgress(self._model, name, facts.tensorrt, self._on_progress)
@@ -201,10 +207,10 @@ class PlanSource:
     def _built(
         self, name: str, facts: DeviceFacts, core: int | None, *, retry: bool = False
     ) -> Path:
-        options = replace(build_options_of(self._config), dla_core=core)
+        onnx, options = self._network(facts, core)
         with self._progress(name, facts) as progress:
             plan, is_new = ensure_plan(
-                self._onnx,
+                onnx,
                 options,
                 facts,
                 _cache(),

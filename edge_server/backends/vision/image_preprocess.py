@@ -26,7 +26,8 @@ corner (add x and y for the frame's), and of the undistorted image where the mod
 Request parameters, all optional: `color_matrix` and `color_range` as above, and `pixel_format`,
 which only a model for `any` needs, and only for NV12 and I420: without it a frame with three
 channels is BGR, with two YUY2, with one GREY. The packed array of each format has three axes there,
-see `pixels.PixelFormat`. A batch may mix requests of different formats and colours.
+see `pixels.PixelFormat`. `crop` as above, of a model without a crop and a lens of its own. A batch
+may mix requests of different formats, colours and crops.
 
 The frame is resized bilinearly in 8 bits (OpenCV's INTER_LINEAR: sample centres at half pixels, no
 antialiasing; with a lens one interpolation does both), luma and chroma apart and each at its own
@@ -57,7 +58,14 @@ from edge_server.backends.vision.image_preprocess_config import (
 )
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
-from edge_server.gpu.memory import BufferPool, CudaArray, DeviceMemory, MappedMemory, pinned_array
+from edge_server.gpu.memory import (
+    BufferPool,
+    CudaArray,
+    DeviceMemory,
+    MappedMemory,
+    UploadOnce,
+    pinned_array,
+)
 from edge_server.gpu.preprocess_kernel import (
     MAX_FRAMES,
     FrameAddress,
@@ -164,6 +172,8 @@ class CpuPreprocess(Instance):
 # An upper bound: more full batches than the data plane admits at once. Arrays that callers never
 # release thus end in an error that names the instance, not in a full device.
 OUTPUTS_ALIVE = 32
+# A frame that several networks read lives until the last of them has done so.
+SHARED_FRAMES_BYTES = 512 << 20
 # One slot to fill, one that a kernel reads, and a spare for a GPU busy with other work.
 SLOTS = 3
 
@@ -196,6 +206,7 @@ class GpuPreprocess:
         self._frame_out_bytes = int(np.prod(planes.shape)) * self._dtype.itemsize
         batch_bytes = wanted.most_frames * self._frame_out_bytes
         self._pool = BufferPool(device, OUTPUTS_ALIVE * batch_bytes, name)
+        self._frames = BufferPool(device, SHARED_FRAMES_BYTES, f"{name}: frames")
         # Allocate one batch of outputs at once: a GPU without the memory fails now.
         self._pool.take(self._stream, batch_shape, self._dtype)
         self._map = (
@@ -249,17 +260,28 @@ class GpuPreprocess:
             self._stream.synchronize()
         self._staging.close()
         self._pool.close()
+        self._frames.close()
         self._map = None
 
     def _image(self, request: ExecuteRequest) -> CudaArray | NDArray[np.uint8]:
         tensor = request.inputs[self._wanted.image]
         array = tensor.on_device
+        if isinstance(array, UploadOnce):
+            return array.on(self._device, partial(self._uploaded, request))
         if isinstance(array, CudaArray) and array.device is self._device:
             return array
         frames: NDArray[np.uint8] = on_host(tensor, request.copied).array
         if self._staging.copies:
             request.copied("to_device", frames.nbytes)
         return frames
+
+    def _uploaded(self, request: ExecuteRequest, frame: NDArray[np.uint8]) -> CudaArray:
+        """Return a copy that the instances of other models read too."""
+        array = self._frames.take(self._stream, frame.shape, frame.dtype)
+        self._stream.to_device(array, frame)
+        array.written(self._stream)
+        request.copied("to_device", frame.nbytes)
+        return array
 
     def _launches(
         self, images: Sequence[CudaArray | NDArray[np.uint8]], frames: Sequence[RequestFrames]

@@ -34,7 +34,7 @@ _CHANNELS = {PixelFormat.BGR: 3, PixelFormat.YUY2: 2}
 _BY_CHANNELS = {3: PixelFormat.BGR, 2: PixelFormat.YUY2, 1: PixelFormat.GREY}
 
 # The parameters of a request that describe its frames.
-_OF_FRAMES = ("pixel_format", "color_matrix", "color_range")
+_OF_FRAMES = ("pixel_format", "color_matrix", "color_range", "crop")
 # Of so many kinds of frames what follows from them is kept, for cameras that share an instance.
 SIZES_KEPT = 16
 
@@ -269,7 +269,25 @@ class Preprocessing:
         if fault:
             raise InvalidRequest(f"input '{self.image}': an image of {shape_text(shape)}; {fault}")
         region = self.frame.crop or CropRegion(0, 0, frames.width, frames.height)
+        if (text := dict(described).get("crop")) is not None:
+            region = self._requested(str(text), frames)
         return frames._replace(region=region)
+
+    def _requested(self, text: str, frames: RequestFrames) -> CropRegion:
+        """Return the region that a request asks for."""
+        fault = ""
+        if self.frame.crop is not None or self.frame.lens is not None:
+            fault = "the model has a crop or a lens of its own; leave the parameter out"
+        else:
+            try:
+                region = _crop(text)
+            except ValueError as error:
+                fault = str(error)
+            else:
+                if region.is_within(frames.width, frames.height):
+                    return region
+                fault = f"the frame has {frames.width}x{frames.height} px"
+        raise InvalidRequest(f"input '{self.image}': parameter 'crop' is '{text}': {fault}")
 
     def size_tensor(self, frames: RequestFrames) -> Tensor:
         region = frames.region

@@ -42,6 +42,7 @@ CHECKS: Mapping[str, Callable[[hardware.Evidence], hardware.Finding]] = MappingP
         "pycuda": hardware.pycuda,
         "tensorrt": software.tensorrt,
         "nvdla": software.nvdla,
+        "models": software.models,
         "onnxruntime": software.onnxruntime,
         "opencv": software.opencv,
         "cameras": software.cameras,
@@ -58,6 +59,8 @@ CHECKS: Mapping[str, Callable[[hardware.Evidence], hardware.Finding]] = MappingP
 _USUAL_CONFIGURATION = "etc/edge_server/config.toml"
 _STATE_OF_THE_UNIT = "var/lib/edge_server"
 _PROBES = "edge_server.board.doctor.probes:"
+# By name: who knows models lies above this room.
+_MODELS = "edge_server.cli.plan:would_serve"
 # The probes of every machine; settings and systemd add further ones.
 _ALWAYS = (
     "driver",
@@ -113,7 +116,7 @@ def examine(
     default."""
     board = read_board(root, now_s)
     configuration = read_configuration(config, root)
-    probes = _probes(board, configuration.settings)
+    probes = _probes(board, configuration, root)
     found = run_parallel("probe", _PROCESSES, run or run_probe, probes.values())
     evidence = hardware.Evidence(
         board,
@@ -186,10 +189,15 @@ def _usual_configuration(root: Path) -> Path | None:
     return usual
 
 
-def _probes(board: Board, settings: Settings | None) -> dict[str, Probe]:
+def _probes(board: Board, configuration: hardware.Configuration, root: Path) -> dict[str, Probe]:
+    settings = configuration.settings
     probes = {name: Probe(_PROBES + name) for name in _ALWAYS}
+    if settings is not None and configuration.path is not None:
+        where = (str(configuration.path), str(_state(board, root)))
+        probes["models"] = Probe(_MODELS, where)
     # Permission to open the GPU depends on the user.
-    probes["driver"] = replace(probes["driver"], account=board.account)
+    for name in probes.keys() & {"driver", "models"}:
+        probes[name] = replace(probes[name], account=board.account)
     if board.systemd and board.unit is not None:
         probes["unit"] = Probe(f"{_PROBES}unit")
     if settings is not None and settings.grpc.enabled and settings.grpc.port:
@@ -204,6 +212,9 @@ def _probes(board: Board, settings: Settings | None) -> dict[str, Probe]:
 def _store(board: Board, settings: Settings | None, root: Path) -> Path:
     if settings is not None and settings.repository.store:
         return root / settings.repository.store.lstrip("/")
+    return _state(board, root) / "store"
+
+
+def _state(board: Board, root: Path) -> Path:
     # The unit runs as another user, in another environment, than this process.
-    state = root / _STATE_OF_THE_UNIT if board.unit is not None else state_directory()
-    return state / "store"
+    return root / _STATE_OF_THE_UNIT if board.unit is not None else state_directory()

@@ -255,6 +255,27 @@ _LATER = "unknown until the settings can be read"
 _CONFIGURATION = "78"
 
 
+def models(evidence: Evidence) -> Finding:
+    """Each model that prefers some of its configurations is served by the first of them."""
+    if evidence.configuration.settings is None:
+        return warning(_LATER, "fix those first")
+    if evidence.configuration.path is None:
+        return ok("no file of settings names a repository")
+    result, check = evidence.result("models"), f"edge-server check{_config(evidence)}"
+    if result.problem:
+        return warning(f"which configurations would serve is unknown: {result.problem}", check)
+    found: dict[str, list[str]] = {"error": [], "degraded": [], "serves": []}
+    for name, facts in result.facts.items():
+        for kind, text in facts.items():
+            found[kind].append(f"{name}: {text}")
+    text = "; ".join(each for texts in found.values() for each in texts)
+    if found["error"]:
+        return fault(text, check)
+    if found["degraded"]:
+        return warning(text, f"sudo systemctl restart edge-server-plans builds plans; {check}")
+    return ok(text or "none prefers a further configuration")
+
+
 def settings(evidence: Evidence) -> Finding:
     """The daemon can read its settings."""
     configuration = evidence.configuration

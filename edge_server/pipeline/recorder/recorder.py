@@ -103,6 +103,10 @@ class Recorder:
             self._waiting.append(Arrival(lane_frame, frame, time.time_ns(), self._clock_ns()))
             self._arrived.notify()
 
+    def holds(self, _: str) -> bool:
+        """Whether the next frame would be dropped."""
+        return len(self._waiting) >= _MOST_WAITING
+
     def start(self) -> None:
         for worker in self.workers:
             worker.start()

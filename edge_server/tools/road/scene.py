@@ -228,22 +228,23 @@ def look(
     z_m = np.geomspace(0.85 * nearest_m, FARTHEST_M, PROFILE_POINTS)
     if course.tight:
         z_m = np.concatenate((np.linspace(0.1, 0.99, 12) * z_m[0], z_m))
-    step = np.diff(z_m, prepend=0.0)
-    wave = 2 * np.pi * (distance_m + z_m) / course.curvature_wavelength_m + course.curvature_phase
-    turned = course.curvature_per_m * np.sin(wave) * step
-    turn = course.heading_rad + pose.heading_rad + np.cumsum(turned)
+    bends = course.curvature_per_m, course.curvature_wavelength_m, course.curvature_phase
+    heading_rad = course.heading_rad + pose.heading_rad
+    turned, bent_m = _integrals(*bends, distance_m, z_m)
+    turn = heading_rad + turned
     sway = course.sway_m * np.sin(2 * np.pi * distance_m / course.sway_wavelength_m)
     rise = _rise(course, distance_m, z_m)
     horizon_px = camera.horizon * height - scale_px * pose.pitch_rad
     if course.tight:
-        halfway = turn - 0.5 * turned
+        step = np.diff(z_m, prepend=0.0)
+        halfway = heading_rad + _integrals(*bends, distance_m, z_m - 0.5 * step)[0]
         aside_m = np.cumsum(np.sin(halfway) * step)
         ahead_m = np.cumsum(np.cos(halfway) * step)
         below_m = camera.height_m - rise * z_m
         row_px = horizon_px + scale_px * below_m / ahead_m
         shown = (np.diff(row_px) < 0) & (np.abs(turn[1:]) < FARTHEST_TURN_RAD)
     else:
-        aside_m = np.cumsum(turn * step)
+        aside_m = heading_rad * z_m + bent_m
         row_px = camera.horizon * height + scale_px * (
             camera.height_m / z_m - rise - pose.pitch_rad
         )
@@ -259,10 +260,25 @@ def _rise(course: Course, distance_m: float, z_m: NDArray[np.float64]) -> NDArra
     """Return how far the road has risen, by its distance ahead."""
     if not course.grade_wavelength_m:
         return np.asarray(0.5 * course.grade_per_m * z_m)
-    wave = 2 * np.pi * (distance_m + z_m) / course.grade_wavelength_m
-    step = np.diff(z_m, prepend=0.0)
-    slope = np.cumsum(course.grade_per_m * np.sin(wave) * step)
-    return np.asarray(np.cumsum(slope * step) / z_m)
+    _, risen_m = _integrals(course.grade_per_m, course.grade_wavelength_m, 0.0, distance_m, z_m)
+    return risen_m / z_m
+
+
+def _integrals(
+    per_m: float,
+    wavelength_m: float,
+    phase: float,
+    distance_m: float,
+    z_m: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the change of direction from the vehicle to `z_m` ahead, and how far that leads aside,
+    where the direction changes by `per_m` times a sine of the way."""
+    rate = 2 * np.pi / wavelength_m
+    begin = rate * distance_m + phase
+    at = begin + rate * z_m
+    turned = per_m / rate * (np.cos(begin) - np.cos(at))
+    aside_m = per_m / rate * (z_m * np.cos(begin) - (np.sin(at) - np.sin(begin)) / rate)
+    return turned, aside_m
 
 
 def fill_polygons(

@@ -32,7 +32,9 @@ WHEELS = {
     "11.4": ("tensorrt-cu12-bindings==11.4.0.106", 11),
 }
 VERSIONS = tuple(WHEELS)
-LIBRARIES = ("nvinfer", "nvonnxparser", "nvinfer_plugin")
+# The runtime alone, as `tensorrt_lean_bindings`; it has no builder, parser or plugins.
+LEAN = ("tensorrt-lean-cu12-bindings==10.3.0", 10)
+LIBRARIES = ("nvinfer", "nvonnxparser", "nvinfer_plugin", "nvinfer_lean")
 
 Classes = dict[str, dict[str, str]]
 
@@ -91,12 +93,12 @@ def look(version: str, folder: Path) -> Classes:
 
 
 def importing(version: str, folder: Path) -> dict[str, str]:
-    """The environment in which `tensorrt_bindings` is that version.
+    """The environment in which `tensorrt_bindings` is that version; `lean`, see `LEAN`.
 
     Raises:
         NotHere: see `look`.
     """
-    requirement, major = WHEELS[version]
+    requirement, major = LEAN if version == "lean" else WHEELS[version]
     wheel = _unpacked(requirement, folder)
     libraries = _libraries(major, HERE / "stub.c", folder)
     return {"PYTHONPATH": str(wheel), "LD_LIBRARY_PATH": str(libraries)}

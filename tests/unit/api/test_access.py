@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.access import OPEN, PROTOCOLS, UPDATES, AccessRules, BrowserRule
-from edge_server.api.grpc.lane_service import SERVICE
+from edge_server.api.grpc.lane_service import SERVICES
 from edge_server.settings import Grpc, Http, Tls, read_settings
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def settings(**grpc: Any) -> Grpc:
 
 
 def test_of_the_lane_service_only_the_vehicles_state_is_a_control_call() -> None:
-    methods = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}
+    methods = {f"/{each.full_name}/{method.name}" for each in SERVICES for method in each.methods}
     assert set(PROTOCOLS["lanes"]) == methods
     lanes = "/edge.lanes.v1.LaneService"
     assert methods - OPEN == {f"{lanes}/SetVehicleState", f"{lanes}/Record"}

@@ -68,7 +68,8 @@ def test_the_jetson_decodes_rtsp_in_hardware() -> None:
     assert pipeline("rtsp://camera/stream") == (
         "rtspsrc name=source protocols=tcp latency=100 drop-on-latency=true buffer-mode=none "
         "tcp-timeout=3000000 ! rtph264depay name=packets ! h264parse config-interval=-1 "
-        "! video/x-h264,width=(int)[1,8192],height=(int)[1,8192] "
+        "! video/x-h264,width=(int)[1,8192],height=(int)[1,4352];"
+        "video/x-h264,width=(int)[1,4352],height=(int)[1,8192] "
         "! nvv4l2decoder name=decoder ! nvvidconv ! video/x-raw,format=NV12 "
         f"! {SINK}"
     )
@@ -118,7 +119,8 @@ def test_the_codec_of_the_stream_chooses_the_decoder() -> None:
     # A size that no camera has ends at the parser, before a decoder takes memory for it.
     assert (
         "rtph265depay name=packets ! h265parse config-interval=-1 "
-        "! video/x-h265,width=(int)[1,8192],height=(int)[1,8192] ! avdec_h265"
+        "! video/x-h265,width=(int)[1,8192],height=(int)[1,4352];"
+        "video/x-h265,width=(int)[1,4352],height=(int)[1,8192] ! avdec_h265"
     ) in made.whole("H265")
     with pytest.raises(SourceError, match=r"sends MP4V-ES; set it to one of H\.264") as caught:
         made.whole("MP4V-ES")

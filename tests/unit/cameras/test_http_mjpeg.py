@@ -149,6 +149,47 @@ def test_a_chunk_that_comes_byte_by_byte_ends_the_wait_in_time() -> None:
     camera.close()
 
 
+class EndlessSocket:
+    """Always has something to read: `begin`, and then `more` again and again."""
+
+    def __init__(self, begin: bytes, more: bytes) -> None:
+        self.reads = 0
+        self._begin, self._more = begin, more
+
+    def settimeout(self, _seconds: float) -> None:
+        pass
+
+    def recv_into(self, buffer: memoryview) -> int:
+        self.reads += 1
+        assert self.reads < 10
+        begin, self._begin = self._begin, b""
+        data = begin + self._more * ((len(buffer) - len(begin)) // len(self._more))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"trailer: x\r\n"),
+    ],
+    ids=["heads", "trailers"],
+)
+def test_what_never_ends_is_read_no_longer_than_it_may(begin: bytes, more: bytes) -> None:
+    endless = EndlessSocket(begin, more)
+    wire = Wire(endless, time.monotonic())  # type: ignore[arg-type]  # a socket in what is used
+    response = http.client.HTTPResponse(wire, method="GET")  # type: ignore[arg-type]
+
+    def read() -> None:
+        response.begin()
+        response.read1()
+
+    with pytest.raises(TimeoutError):
+        read()
+    assert endless.reads == 1
+
+
 def test_an_image_that_has_come_is_not_kept_until_the_next_one_has(camera: Camera) -> None:
     camera.send(part(10) + part(20)[:100])
     began = time.monotonic()

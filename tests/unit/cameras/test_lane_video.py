@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from edge_server.cameras.frame import Frame
-from edge_server.cameras.lane_video import LaneVideo
+from edge_server.cameras.lane_video import LaneVideo, draw_lane_frame
 from edge_server.errors import SourceError
-from edge_server.lanes.types import LaneFrame
+from edge_server.lanes.types import Ego, LaneFrame
 from edge_server.pixels import Image, PixelFormat
 
 if TYPE_CHECKING:
@@ -80,6 +80,31 @@ def test_no_frame_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="there was no frame"):
         write(path)
     assert path.read_text() == "of yesterday"
+
+
+@pytest.mark.parametrize(
+    ("curvature", "std", "shown"),
+    [
+        (1 / 300, 1 / 3000, "bend left 300 m"),
+        (-1 / 300, 1 / 3000, "bend right 300 m"),
+        (1 / 4570, 1 / 8000, "straight"),
+        # On straight road, where the deviation is larger than the bend: neither is known.
+        (-1 / 4570, 1 / 1500, ""),
+        (1 / 3640, 1 / 1500, ""),
+    ],
+)
+def test_a_bend_that_cannot_be_told_from_a_straight_road_has_no_radius(
+    curvature: float, std: float, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(
+        "edge_server.cameras.lane_video.write", lambda _picture, text, *_: texts.append(text)
+    )
+    ego = Ego(0.1, curvature_1pm=curvature, curvature_std_1pm=std)
+    frame = LaneFrame("front", 0, 0, 0, 0, 320, 240, "m", ego=ego, calibration_id="x")
+    draw_lane_frame(np.zeros((240, 320, 3), np.uint8), frame)
+    (measured,) = [text for text in texts if "offset" in text]
+    assert measured.split("   ")[3:] == [shown] * bool(shown)
 
 
 def test_what_cannot_be_drawn_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

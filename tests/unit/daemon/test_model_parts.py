@@ -27,7 +27,7 @@ def identity(image: str, points: str) -> str:
     )
 
 
-def test_the_model_of_a_camera_stays_a_lane_model(
+def test_the_model_of_a_camera_keeps_what_it_gives(
     repository: Path, write_model: WriteModel
 ) -> None:
     scheduling, registry = Scheduling(), ModelRegistry()
@@ -41,7 +41,7 @@ def test_the_model_of_a_camera_stays_a_lane_model(
         control.load(name)
         write_model(name, identity("image", "points"))
     control.load("other")
-    with pytest.raises(ModelConfigError, match=r"a camera uses it: .*'lanes' is no lane model"):
+    with pytest.raises(ModelConfigError, match=r"a camera uses it: .*'lanes' takes no image"):
         control.load("lanes")
     control.close(30.0)
     scheduling.close()

@@ -23,8 +23,10 @@ STALLED = CameraStatus(CameraState.STALLED, "no_frames", "", 1_000_000_000)
 DARK = CameraStatus(CameraState.DEGRADED, "dark", "", 1_000_000_000)
 
 
-def loop(name: str, status: CameraStatus, failure: str = "") -> Any:
-    return SimpleNamespace(camera=SimpleNamespace(name=name, status=status), failure=failure)
+def loop(name: str, status: CameraStatus, failure: str = "", network: str = "") -> Any:
+    camera = SimpleNamespace(name=name, status=status)
+    networks = [SimpleNamespace(name="signs", failure=network)]
+    return SimpleNamespace(camera=camera, failure=failure, networks=networks)
 
 
 def line(
@@ -48,6 +50,7 @@ def line(
         ([loop("b", STALLED)], 200.0, "0 of 1 camera (b: stalled 3 min)"),
         ([loop("b", STALLED)], 8000.0, "0 of 1 camera (b: stalled 2 h)"),
         ([loop("b", DARK)], 5.0, "1 of 1 camera (b: degraded (dark)),"),
+        ([loop("b", LIVE, "", "late: its frames")], 0.0, "(b: network signs: late: its frames)"),
         ([loop("b", LIVE, "model gone\nreally")], 0.0, "0 of 1 camera (b: no lanes: model gone "),
     ],
 )

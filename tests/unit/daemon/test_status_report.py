@@ -9,7 +9,10 @@ from edge_server.board.watch import DeviceReport
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import LaneRate, StatusReport
 from edge_server.inference.registry import ModelEntry, ModelState
+from edge_server.lanes.agreement import LaneVerdict
+from edge_server.lifecycle.control import PollControl
 from edge_server.pipeline.event_log import EventLog
+from edge_server.settings import NetworkSection
 
 
 class Calls:
@@ -29,7 +32,8 @@ class Calls:
 
 
 class Daemon:
-    def __init__(self) -> None:
+    def __init__(self, control: Any = None) -> None:
+        self.events = EventLog()
         self.publisher = Calls()
         self.entries = [ModelEntry("a", 1, ModelState.READY)]
         self.camera = SimpleNamespace(
@@ -38,12 +42,13 @@ class Daemon:
             last_frame_age_s=lambda _now: 0.01,
         )
         self.pipelines: list[Any] = [
-            SimpleNamespace(camera=self.camera, failure="", fault=("", ""), calibration=None)
+            SimpleNamespace(
+                camera=self.camera, failure="", fault=("", ""), calibration=None, networks=()
+            )
         ]
         data_plane: Any = SimpleNamespace(index=lambda *, only_ready: list(self.entries))
         board: Any = SimpleNamespace(check=lambda: None, latest=DeviceReport())
         publisher: Any = self.publisher
-        control: Any = None
         self._report = StatusReport(
             data_plane,
             control,
@@ -52,7 +57,7 @@ class Daemon:
             board=board,
             rate=LaneRate(lambda: 0),
             reload=None,
-            events=EventLog(),
+            events=self.events,
             free_bytes=dict,
         )
 
@@ -98,3 +103,45 @@ def test_what_could_not_be_published_is_published_at_the_next_look() -> None:
     daemon.publisher.fails = ""
     assert daemon.look() == ["publish_models"]
     assert daemon.look() == []
+
+
+class Follows(PollControl):
+    """Notes what it is told of candidates."""
+
+    def __init__(self) -> None:
+        self.judged: list[tuple[str, str, str]] = []
+
+    def judge(self, model: str, served: str, text: str) -> None:
+        self.judged.append((model, served, text))
+
+
+def test_a_verdict_is_a_state_an_event_and_known_to_the_store() -> None:
+    control = Follows()
+    daemon = Daemon(control)
+    network = SimpleNamespace(
+        name="new",
+        section=NetworkSection("candidate", shadow_of="lanes"),
+        served="lanes",
+        failure="",
+        verdict=None,
+    )
+    daemon.pipelines[0].networks = (network,)
+    assert "publish_verdict" in daemon.look()
+    for outcome in ("watching", "good", "good", "worse"):
+        network.verdict = LaneVerdict(outcome, "because", 25, (), ())  # type: ignore[arg-type]
+        daemon.look()
+    assert daemon.look() == []
+    assert control.judged == [
+        ("candidate", "lanes", ""),
+        ("candidate", "lanes", "watching: because"),
+        ("candidate", "lanes", "good: because"),
+        ("candidate", "lanes", "worse: because"),
+    ]
+    daemon.events._tick(0.0)
+    found = [(each.cause, each.camera, each.model) for each in daemon.events.after(0)]
+    assert found == [
+        ("candidate_good", "front", "candidate"),
+        ("candidate_worse", "front", "candidate"),
+    ]
+    daemon.pipelines[0].networks = ()
+    assert "publish_verdict" in daemon.look()

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edge_server.lanes.road_geometry import PitchDrift, PitchFilter, PitchMeasurement, road_of
+from edge_server.lanes.road_geometry import (
+    PitchDrift,
+    PitchFilter,
+    PitchMeasurement,
+    Spread,
+    road_of,
+)
 from tests.unit.lanes.roads import CAMERA, FlatRoad, lanes_of, noisy
 
 FPS = 2.0
@@ -34,13 +40,13 @@ def drive(pitch_deg: np.ndarray, seed: int = 0, curvature: float = 0.0) -> Pitch
 @pytest.mark.parametrize("degrees", [-1.5, -0.8, 0.8, 1.5])
 def test_a_pitch_that_stays_off_for_a_minute_is_a_drift(degrees: float) -> None:
     drift = drive(np.full(int(65 * FPS), degrees))
-    assert drift.rad is not None
-    assert np.degrees(drift.rad) == pytest.approx(degrees, rel=0.15)
+    assert drift.pitch is not None
+    assert np.degrees(drift.pitch.median) == pytest.approx(degrees, rel=0.15)
 
 
 @pytest.mark.parametrize("degrees", [-0.3, 0.0, 0.3])
 def test_a_small_error_is_none(degrees: float) -> None:
-    assert drive(np.full(int(65 * FPS), degrees)).rad is None
+    assert drive(np.full(int(65 * FPS), degrees)).pitch is None
 
 
 @given(st.integers(0, 10_000), st.floats(1.0, 2.0))
@@ -53,22 +59,39 @@ def test_braking_is_no_drift(seed: int, degrees: float) -> None:
     assume(all(np.mean(pitch[i : i + minute] > 0) < 0.45 for i in range(len(pitch) - minute)))
     for number, each in enumerate(pitch):
         drift.add(np.radians(rng.normal(each, 0.15)), 0.0, round(number / FPS * S))
-        assert drift.rad is None
+        assert drift.pitch is None
 
 
 def test_less_than_a_minute_is_no_drift_and_bends_do_not_count() -> None:
-    assert drive(np.full(int(55 * FPS), 1.0)).rad is None
-    assert drive(np.full(int(65 * FPS), 1.0), curvature=1 / 300).rad is None
+    assert drive(np.full(int(55 * FPS), 1.0)).pitch is None
+    assert drive(np.full(int(65 * FPS), 1.0), curvature=1 / 300).pitch is None
 
 
 def test_a_drift_ends_where_the_pitch_is_right_again() -> None:
     drift = PitchDrift()
     for number in range(240):
         drift.add(np.radians(0.8), 0.0, number * S // 2)
-    assert drift.rad == pytest.approx(np.radians(0.8))
+    assert drift.pitch is not None
+    assert drift.pitch.median == pytest.approx(np.radians(0.8))
     for number in range(240, 320):
         drift.add(0.0, 0.0, number * S // 2)
-    assert drift.rad is None
+    assert drift.pitch is None
+
+
+def test_a_drift_is_as_far_off_as_it_says() -> None:
+    """Slopes and bends that frames of some seconds have in common, and the noise of each."""
+    within = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        drift = PitchDrift()
+        waves = rng.normal(0.0, 0.1, 30).repeat(4)
+        for number, wave in enumerate(waves):
+            pitch_rad = np.radians(0.8 + wave + rng.normal(0.0, 0.1))
+            drift.add(float(pitch_rad), 0.0, number * S // 2)
+        assert drift.pitch is not None
+        within.append(abs(drift.pitch.median - np.radians(0.8)) <= 2 * drift.pitch.std)
+        assert np.degrees(drift.pitch.std) < 0.1
+    assert np.mean(within) > 0.93
 
 
 def test_the_filter_follows_braking_and_returns_to_rest() -> None:
@@ -95,7 +118,7 @@ def test_lines_that_part_are_no_pitch() -> None:
 def test_the_pitch_is_the_same_in_every_digit_however_long_the_machine_has_run() -> None:
     """Seconds of CLOCK_MONOTONIC as a float are rounded the more, the larger they are."""
 
-    def followed(uptime_ns: int) -> list[tuple[float, float, float | None]]:
+    def followed(uptime_ns: int) -> list[tuple[float, float, Spread | None]]:
         pitch, drift = PitchFilter(np.radians(0.2)), PitchDrift()
         found = []
         for number in range(300):
@@ -103,7 +126,7 @@ def test_the_pitch_is_the_same_in_every_digit_however_long_the_machine_has_run()
             pitch.predict(mono_ns)
             pitch.correct(PitchMeasurement(np.radians(1.5 + number % 3) - pitch.rad, 0.01))
             drift.add(pitch.rad, 0.0, mono_ns)
-            found.append((pitch.rad, pitch.std_rad, drift.rad))
+            found.append((pitch.rad, pitch.std_rad, drift.pitch))
         return found
 
     uptimes_s = (60, 3 * 86_400 + 0.123456789, 400 * 86_400 + 0.987654321)

@@ -282,9 +282,10 @@ def test_the_paint_of_a_track_is_what_its_frames_show_together() -> None:
 
 
 def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> None:
-    common = np.diag([0.0, math.radians(0.2) ** 2, 0.0, 0.0])
-    noise = np.diag([1e-4, 1e-6, 1e-10, 1e-14])
-    detection = Polynomial(np.array([1.8, 0.0, 0.0, 0.0]), common + noise, 4.0, 50.0, common)
+    by_angles = np.zeros((4, 2))
+    by_angles[1, 1] = math.radians(0.2)
+    covariance = by_angles @ by_angles.T + np.diag([1e-4, 1e-6, 1e-10, 1e-14])
+    detection = Polynomial(np.array([1.8, 0.0, 0.0, 0.0]), covariance, 4.0, 50.0, by_angles)
     filter_ = LaneFilter(detection)
     for _ in range(100):
         filter_.predict(0.04, VehicleState(0, 25.0, 0.0))

@@ -60,4 +60,14 @@ def test_a_canary_that_passed_before_its_report_is_good() -> None:
     record.is_good(first)
     assert record.uncommitted is None
     assert record.verdict(STORE)[:2] == (GOOD, "1")
-    assert record.verdict(STORE)[4:] == ("1", "1", "1/m")
+    assert record.verdict(STORE)[4:7] == ("1", "1", "1/m")
+
+
+def test_a_verdict_on_a_candidate_is_one_on_the_content_that_it_was_found_of() -> None:
+    record, first = ModelRecord("m"), copy("1")
+    record.deliver(first, Path("/models/m"))
+    serve(record, first)
+    record.candidate = "1", "good: in 700 frames", "lanes"
+    assert record.verdict(STORE)[7:] == ("good: in 700 frames", "lanes")
+    record.candidate = "0", "good: in 700 frames", "lanes"
+    assert record.verdict(STORE)[7:] == ("", "")

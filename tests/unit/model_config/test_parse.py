@@ -52,6 +52,7 @@ def test_absent_file_is_an_empty_configuration(path: Path) -> None:
         (b"\xff\xfe", "not UTF-8"),
         (b"name: 'x" + b" " * MAX_CONFIG_BYTES, "at most"),
         (b"{", "config.pbtxt:1:1"),
+        (b"name: '" + b"\\" * 200_000 + b"'", "more than 64 backslashes in a row"),
     ],
 )
 def test_files_that_are_no_configuration_are_refused_in_words(

@@ -75,6 +75,12 @@ def test_one_whose_device_is_not_here_is_left_out_and_degrades_a_jetson_alone(
     assert spec.fallback.fallback is None
 
 
+def test_a_setting_that_names_none_of_them_is_told(model: Path) -> None:
+    spec = ModelSpec.read(files_in(model), completion=Completion(gpus=1, config_name="gup"))
+    assert spec.files.config_name == "configs/gpu.pbtxt"
+    assert spec.why == "configs/gup.pbtxt, which config_name asks for: there is none"
+
+
 def test_the_devices_are_those_of_the_instances(model: Path) -> None:
     spec = ModelSpec.read(files_in(model), completion=Completion(gpus=2))
     assert (spec.files.config_name, devices_of(spec.config)) == (

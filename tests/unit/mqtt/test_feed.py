@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -16,13 +17,13 @@ from edge_server.mqtt.payloads import Topics
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.proto.edge.lanes.v1 import events_pb2
 
-IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-0")
+IDENTITY = Identity("truck-7", "0.1.0", "5f1a7a3e-3f62-4c5c-9a55-1f0c4e0c9b11", "edge-truck-7-0")
 DEPARTURE = Event(
     "lane_departure",
     "begin",
     "left",
-    "the vehicle leaves its lane",
-    81_000_000_000,
+    "the vehicle leaves its lane: its wheels are 0.31 m from the left boundary",
+    81_234_567_890_123,
     1_790_000_000_123_456_789,
     id=41,
     camera="front",
@@ -158,6 +159,12 @@ def test_the_json_of_an_event_is_the_proto3_mapping() -> None:
         assert back == sent
         written = payloads.event(event, IDENTITY, "protobuf")
         assert events_pb2.Event.FromString(written) == message
+
+
+def test_the_published_example_is_what_we_send() -> None:
+    published = resources.files("edge_server.proto.edge.lanes.v1") / "event.example.json"
+    event = replace(DEPARTURE, log="5d0c9b1a77e04f32")
+    assert json.loads(payloads.event(event, IDENTITY)) == json.loads(published.read_text())
 
 
 @pytest.mark.parametrize("epoch_ns", [0, -1, 10**9, 2**63 - 1])

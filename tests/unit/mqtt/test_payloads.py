@@ -242,7 +242,7 @@ def test_state_payloads() -> None:
         "boot_id": IDENTITY.boot_id,
         "client_id": IDENTITY.client_id,
         "session": "abc",
-        "schemas": ["edge.lanes/1", "edge.event/1"],
+        "schemas": ["edge.lanes/1", "edge.perception/1", "edge.event/1"],
         "payload": "protobuf",
         "cameras": [{"name": "front", "calib_id": "ab12"}, {"name": "rear", "calib_id": ""}],
         "models": [{"name": "lanes", "versions": ["9", "10"]}],

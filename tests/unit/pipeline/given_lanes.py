@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,9 @@ from edge_server.pixels import Image
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from edge_server.backends.contract import Tensors
+    from collections.abc import Mapping
+
+    from edge_server.backends.contract import Run, Tensors
 
 LANES = np.full((1, 2, 72, 2), -2, np.float32)
 LANES[0, 0, 10:20] = 100
@@ -41,7 +44,14 @@ class GivenLanes:
         }
 
 
-def data_plane(model: GivenLanes, rows: int = 72, dims: str = "[-1, -1, 3]") -> DataPlane:
+def data_plane(
+    model: GivenLanes,
+    rows: int = 72,
+    dims: str = "[-1, -1, 3]",
+    networks: Mapping[str, tuple[str, Run]] = MappingProxyType({}),
+) -> DataPlane:
+    """Serve the lane model, and other networks: the outputs in their configurations, and what
+    gives them."""
     text = (
         'name: "lane_detection" backend: "identity" max_batch_size: 1 instance_group { count: 1 } '
         f'input {{ name: "image" data_type: TYPE_UINT8 dims: {dims} }} '
@@ -51,6 +61,14 @@ def data_plane(model: GivenLanes, rows: int = 72, dims: str = "[-1, -1, 3]") -> 
     config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
     registry = ModelRegistry()
     loaded = Scheduling().model(config, 4, TensorModel(model.run))
+    for name, (outputs, run) in networks.items():
+        text = (
+            f'name: "{name}" backend: "identity" max_batch_size: 1 instance_group {{ count: 1 }} '
+            f'input {{ name: "image" data_type: TYPE_UINT8 dims: {dims} }} {outputs}'
+        )
+        made = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+        of_network = Scheduling().model(made, 1, TensorModel(run))
+        registry.replace(name, [ModelEntry(name, 1, ModelState.READY, loaded=of_network)])
     registry.replace(
         "lane_detection", [ModelEntry("lane_detection", 4, ModelState.READY, loaded=loaded)]
     )

@@ -51,6 +51,29 @@ def test_a_slow_reader_gets_the_newest_and_the_number_of_lost_ones() -> None:
     assert taken(slow) == [("front", 4, 0)], "losses are counted once"
 
 
+def test_a_reader_holds_a_camera_until_it_has_taken_its_lanes_or_is_over() -> None:
+    clock = Clock()
+    feed = feed_of(clock)
+    assert not feed.holds("front")
+    reader, other = feed.open(window=1), feed.open(["rear"])
+    feed(frame(0))
+    assert feed.holds("front")
+    assert not feed.holds("rear")
+    reader.take(0)
+    assert not feed.holds("front")
+    feed(frame(1))
+    # One that does not acknowledge holds it for no longer than it may.
+    assert feed.holds("front")
+    clock.now_s = 61.0
+    assert not feed.holds("front")
+    with pytest.raises(DeadlineExceeded):
+        reader.take(0)
+    feed(frame(2, "rear"))
+    assert feed.holds("rear")
+    feed.close(other)
+    assert not feed.holds("rear")
+
+
 def test_a_fast_camera_does_not_starve_another() -> None:
     feed = feed_of()
     reader = feed.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -94,4 +95,21 @@ def test_a_camera_that_was_moved_is_named_after_a_minute() -> None:
     assert not any(degraded[:110])
     (reason,) = degraded[-1]
     assert reason.code == "calibration_drift"
-    assert "0.9 degrees up" in reason.text
+    found = re.search(r"looked (\d\.\d\d) \+- (\d\.\d\d) degrees up", reason.text)
+    assert found is not None
+    assert abs(float(found[1]) - 0.9) <= 2 * float(found[2]) + 0.01
+
+
+def test_ground_goes_back_to_the_pixels_that_it_came_from() -> None:
+    """One pitch in both directions, also in the frame that shows a new one."""
+    locator = LaneLocator(CALIBRATION)
+    for number, degrees in enumerate((0.0, 0.3, -0.1, 0.4)):
+        frame = lane_frame(number, camera=MODEL.pitched(np.radians(degrees)))
+        located = locator.locate(frame, GREY)
+        for lane in located.lanes:
+            assert lane.ground is not None
+            ground = lane.ground.points.astype(np.float64)
+            near = ground[:, 0] < 25.0
+            back = locator.to_image(ground)[near]
+            x = np.interp(back[:, 1], lane.points[::-1, 1], lane.points[::-1, 0])
+            np.testing.assert_allclose(back[:, 0], x, atol=1.0)

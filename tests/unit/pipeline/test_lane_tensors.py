@@ -12,7 +12,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.config import ModelConfig
-from edge_server.pipeline.lane_model import ImageNeeds, LaneTensors, check_replacement
+from edge_server.pipeline.contracts import check_replacement
+from edge_server.pipeline.lane_model import ImageNeeds, LaneTensors
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
 
 FULL_709 = Colour(ColourMatrix.BT709, ColourRange.FULL)

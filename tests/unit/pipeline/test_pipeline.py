@@ -42,6 +42,7 @@ class OneCamera:
     dropped = 3
     ended = False
     is_live = False
+    lockstep = False
 
     def __init__(self, *frames: Frame) -> None:
         self._frames = list(frames)
@@ -112,6 +113,37 @@ def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:
     assert message["status"] == "FRAME_STATUS_DEGRADED"
     assert message["reasons"] == ["lane_not_finite"]
     assert message["lanes"] == []
+
+
+def test_a_recording_in_lockstep_waits_for_what_its_listeners_hold() -> None:
+    holding: list[str] = []
+    delivered: list[LaneFrame] = []
+    camera = OneCamera(frame(0), frame(1))
+    loop = LanePipeline(
+        camera,  # type: ignore[arg-type]
+        data_plane(GivenLanes()),
+        "lane_detection",
+        [lambda lane_frame, _frame: delivered.append(lane_frame)],
+        holds=[lambda _: False, lambda name: name in holding],
+    )
+    loop.worker.ask_to_stop()  # so that no tick waits
+    camera.lockstep = True
+    loop.tick(0.0)
+    holding.append("front")
+    loop.tick(0.1)
+    assert [each.frame_id for each in delivered] == [0]
+    # Other cameras take the newest frame, and wait for nobody.
+    camera.lockstep = False
+    loop.tick(0.2)
+    assert [each.frame_id for each in delivered] == [0, 1]
+    # Neither does that the recording has ended replace its last lanes.
+    camera.lockstep = True
+    camera.become(CameraState.ENDED, "ended", "it ended after 2 frames")
+    loop.tick(0.3)
+    assert len(delivered) == 2
+    holding.clear()
+    loop.tick(0.4)
+    assert delivered[-1].failure_reason == "ended"
 
 
 def test_after_a_recording_has_ended_the_listeners_learn_so_every_second() -> None:

@@ -127,6 +127,16 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
         next(entries)
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_that_is_a_bomb_is_not_read(kind: bytes, tmp_path: Path) -> None:
+    info = tarfile.TarInfo("net/1/model.onnx")
+    info.type, info.size = kind, 1 << 40
+    path = tmp_path / "net.tar"
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT))
+    with pytest.raises(ModelConfigError, match=f"a header of it has {1 << 40} bytes"):
+        contents(path)
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -81,7 +81,7 @@ def test_a_report_is_read_as_it_was_written(store: Path, repository: Path) -> No
     verdicts_now = verdicts_on(repository, store)
     assert verdicts_now is not None
     assert verdicts_now["m"][:3] == (REFUSED, "d1", "it is broken")
-    assert verdicts_now["m"][4:] == ("d0", "d0", "copies/key/m")
+    assert verdicts_now["m"][4:7] == ("d0", "d0", "copies/key/m")
     verdicts.gone("m")
     assert verdicts_on(repository, store) == {}
 

@@ -31,6 +31,9 @@ class Verdicts:
         self.serves(name, digest, on_trial=False)
         self._change(name, last_good=digest, copy=str(directory.relative_to(self._store)))
 
+    def compared(self, name: str, found: str, served: str) -> None:
+        self._change(name, candidate=found, candidate_of=served)
+
     def gone(self, name: str) -> None:
         del self._models[name]
         self.write_again()

@@ -6,15 +6,18 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import asyncapi
+import numpy as np
 import pytest
 
 from edge_server.board.identity import Identity
 from edge_server.board.update import UpdateRecord
 from edge_server.cameras.calibration import Calibration
+from edge_server.lanes.agreement import LaneAgreement
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.mqtt import payloads
 from edge_server.mqtt.payloads import Topics
 from edge_server.pipeline.event_log import Event
+from edge_server.pipeline.perception import Detections, NetworkFrame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,15 +63,28 @@ def test_every_topic_is_in_it() -> None:
             address = getattr(topics, name)
         elif name == "event":
             address = topics.event("lane_departure", "0camera")
+        elif name in ("network", "verdict"):
+            address = getattr(topics, name)("0camera", "0network")
         else:
             address = getattr(topics, name)("0model" if name.startswith("model") else "0camera")
-        for word in ("device", "camera", "model"):
+        for word in ("device", "camera", "model", "network"):
             address = address.replace(f"0{word}", f"{{{word}}}")
         assert address in ADDRESSES, name
     assert "edge/v1/{device}/events/model" in ADDRESSES
 
 
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "client")
+BOXES = Detections(
+    np.array([[1.0, 2.0, 3.0, 4.0]]),
+    np.array([0]),
+    np.array([0.9]),
+    ("car",),
+    ground=np.array([[20.0, 1.0]]),
+    covariance=np.eye(2)[None],
+)
+OBJECTS = NetworkFrame(
+    "front", 1, 0, 0, 0, 1280, 720, "net", network="signs", task="detection", result=BOXES
+)
 EVENT = Event("model", "instant", "ready", "", 1, 2, id=3, model="lanes")
 
 
@@ -82,6 +98,9 @@ EVENT = Event("model", "instant", "ready", "", 1, 2, id=3, model="lanes")
         ("Acknowledged", payloads.acknowledged("0123456789abcdef", 7)),
         ("ModelState", payloads.model_state("lanes", "READY", "")),
         ("CameraStatus", payloads.camera_status("ok", None)),
+        ("CameraStatus", payloads.camera_status("ok", None, networks={"signs": "late: 1 s"})),
+        ("Verdict", payloads.verdict("new", "candidate", "lanes", LaneAgreement().verdict())),
+        ("NetworkFrame", payloads.lane_frame(OBJECTS, IDENTITY, 0, 0)),
         ("Calibration", payloads.calibration(CALIBRATION)),
         ("Event", payloads.event(EVENT, IDENTITY)),
     ],

@@ -45,3 +45,33 @@ def test_the_weights_of_the_shipped_model_give_its_answers_in_training_too(
     onnx.save(model, str(other))
     with pytest.raises(MaterialError, match="is no network that this script exported"):
         load_exported(LaneNetwork(), other)
+
+
+def test_late_layers_learn_alone_and_begin_with_the_shipped_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "training"))
+    from lane_training.trainer import Plan, Training
+
+    shipped = ROOT / "models" / "laneDetect_model" / "1" / "model.onnx"
+    plan = Plan(1.0, 2, 2, 1e-3, 1, tmp_path / "run.pt", None, begin_with=shipped, late_layers=True)
+    training = Training(plan)
+    before = {name: each.clone() for name, each in training.state()["network"].items()}
+
+    class Ring:
+        def batch(self, size: int) -> tuple[object, object]:
+            from lane_training.loss import Targets
+
+            lanes = torch.full((size, 5, 72), float("nan"))
+            lanes[:, 0, :50] = 300.0
+            own = torch.zeros(size, dtype=torch.bool)
+            images = torch.rand(size, 3, 360, 640).to(torch.bfloat16)
+            vanishing = torch.full((size, 2), float("nan"))
+            return images, Targets(lanes, torch.ones(size, 5), ~own, own, vanishing)
+
+    training.advance(Ring())  # type: ignore[arg-type]
+    changed = {n for n, each in training.state()["network"].items() if not each.equal(before[n])}
+    assert "row_weights" in changed
+    assert "stride_32.3.mix.weight" in changed
+    assert not {n for n in changed if n.startswith(("stem", "stride_16"))}
+    assert not {n for n in changed if "running_" in n}

@@ -108,6 +108,18 @@ def _camera(
         "dropped": camera.dropped + pipeline.too_old_frames,
         "frame_age_s": camera.last_frame_age_s(now_s),
         "calibrated": pipeline.calibration is not None,
+        "networks": [
+            {
+                "name": each.name,
+                "model": each.section.model,
+                "task": each.model.task or "",
+                "failure": _shortened(each.failure),
+                "frames": each.frames,
+                "missed": sum(each.missed.values()),
+                "age_ms": round(each.age_ms),
+            }
+            for each in pipeline.networks
+        ],
     }
 
 

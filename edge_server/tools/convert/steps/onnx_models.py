@@ -87,15 +87,24 @@ def simplify(progress: Progress, *, source: str, target: str) -> dict[str, Any]:
     }
 
 
-def to_fp16(progress: Progress, *, source: str, target: str) -> dict[str, Any]:
-    """Write `source` in half precision to `target`; its inputs and outputs keep their types."""
+def to_fp16(
+    progress: Progress, *, source: str, target: str, keep: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Write `source` in half precision to `target`; its inputs and outputs keep their types.
+
+    Args:
+        keep: names of nodes that calculate as before.
+    """
     from onnxruntime.transformers.float16 import (  # noqa: PLC0415 - the other steps do without it
         convert_float_to_float16,
     )
     from onnxruntime.transformers.onnx_model import OnnxModel  # noqa: PLC0415 - as above
 
     progress("converting to FP16")
-    model = OnnxModel(convert_float_to_float16(onnx.load(source), keep_io_types=True))
+    half = convert_float_to_float16(
+        onnx.load(source), keep_io_types=True, node_block_list=list(keep)
+    )
+    model = OnnxModel(half)
     # The converter puts casts at the end, behind the nodes that read them.
     model.topological_sort()
     _save(model.model, target)
@@ -110,6 +119,7 @@ def to_int8(
     operators: Sequence[str],
     calibration: Sequence[str],
     per_channel: bool,
+    optimized: bool = False,
 ) -> dict[str, Any]:
     """Write `source` with Q/DQ nodes around `operators` to `target`.
 
@@ -117,6 +127,7 @@ def to_int8(
         operators: ONNX operators; those of other kinds stay as they are.
         calibration: files of recorded samples, whose ranges the scales are of.
         per_channel: a scale for each channel of the weights, not one for all.
+        optimized: the network needs no preparation, which writes out what follows of constants.
 
     Raises:
         StepError: a recorded sample does not fit the network, or it has none of `operators`.
@@ -155,7 +166,7 @@ def to_int8(
     progress("preparing the network for INT8")
     # Without symbolic shapes, which need sympy.
     prepared = f"{target}.prepared"
-    quant_pre_process(source, prepared, skip_symbolic_shape=True)
+    quant_pre_process(source, prepared, skip_symbolic_shape=True, skip_optimization=optimized)
     quantize_static(
         prepared,
         target,

@@ -66,7 +66,8 @@ class Service:
         self.feed = LaneFeed(IDENTITY)
         self.events = EventLog()
         self.vehicle = VehicleInputs()
-        sources = LaneSources(IDENTITY, self.feed, self.events, self.vehicle, [NamedPipeline()])  # type: ignore[list-item]  # a name is all that is read
+        given = self.feed, LaneFeed(IDENTITY), self.events, self.vehicle
+        sources = LaneSources(IDENTITY, *given, [NamedPipeline()])  # type: ignore[list-item]  # a name is all that is read
         self.gate = Admission(0, 2, too_many_lane_streams)
         self.servicer = LaneServicer(sources, self.gate, Traffic(), lambda: NOW_NS)
 

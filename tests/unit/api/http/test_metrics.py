@@ -32,8 +32,11 @@ from edge_server.inference.registry import (
 )
 from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.lanes.types import Lane, LaneFrame
+from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
+from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.process.histogram import Histograms
+from edge_server.settings import NetworkSection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,8 +99,13 @@ class SettingsState:
 
 
 def sources(entries: Sequence[ModelEntry] = (), **changed: Any) -> Sources:
+    plane = DataPlane(ModelRegistry())
+    network = NetworkPipeline(
+        "front", "signs", NetworkSection("signs"), plane, (), shares=FairShares()
+    )
+    network.missed["late"] += 1
     pipeline = LanePipeline(
-        Camera("front", "synthetic://road"), DataPlane(ModelRegistry()), "lanes", ()
+        Camera("front", "synthetic://road"), plane, "lanes", (), networks=[network]
     )
     parts = {
         "broker": Broker(),

@@ -33,6 +33,7 @@ from edge_server.backends.tensorrt.plan_process import (
     Step,
 )
 from edge_server.errors import Cancelled, InternalError, ModelConfigError, Unavailable
+from edge_server.process.threads import GivenUp, while_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -274,6 +275,16 @@ def test_one_build_runs_at_a_time_and_who_waited_takes_its_plan(
     assert len(build.jobs) == 1
 
 
+def test_what_nobody_wants_any_more_does_not_wait_for_another_build() -> None:
+    with (
+        build_lock(lambda: pytest.fail("no build holds it")),
+        while_wanted(lambda: "the server ends"),
+        pytest.raises(GivenUp, match="the server ends"),
+        build_lock(lambda: None),
+    ):
+        pytest.fail("two builds at once")
+
+
 def test_a_lock_that_the_kernel_refuses_is_an_error_and_no_wait(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -303,6 +314,25 @@ def test_a_disk_near_its_floor_gives_up_the_plans_that_were_used_longest_ago(
     assert [entry.exists() for entry in entries] == [True, False, False, True]
     PlanCache(tmp_path, free=lambda _: 0).prune(keep=entries[0] / "model.plan")
     assert [entry.exists() for entry in entries] == [True, False, False, True]
+
+
+def test_a_full_disk_is_told_before_anything_is_built_once_old_plans_have_gone(
+    onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Builds()
+    old = ensure(onnx, PlanCache(tmp_path / "plans"), build)
+    left = old.parent.with_name("given up") / ".model.plan.12345.tmp"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    monkeypatch.setattr(plan_cache, "free_bytes", lambda _: 3)
+    onnx.write_bytes(b"another")
+    cache = PlanCache(tmp_path / "plans", free=lambda _: -1)
+    with pytest.raises(Unavailable, match=r"the disk has 0 MiB left, and a plan of model\.onnx"):
+        ensure(onnx, cache, build)
+    assert (len(build.jobs), old.exists(), left.exists()) == (1, False, False)
+    # It is built as soon as there is room.
+    monkeypatch.setattr(plan_cache, "free_bytes", lambda _: 7)
+    assert ensure(onnx, cache, build).read_bytes() == b"plan 2"
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from google.protobuf import text_format
 from hypothesis import given
@@ -13,10 +15,15 @@ from edge_server.backends.tensorrt.plan_options import (
     GivenShapes,
     build_options_of,
     given_profiles,
+    network_of,
+    sha256_of,
     shapes,
 )
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.config import ModelConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 INPUT = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ 3, -1 ] } ]'
 
@@ -107,3 +114,40 @@ def test_two_wishes_are_told_apart_by_their_digest() -> None:
     one = BuildOptions(dims={"a": (1,), "b": (2,)})
     assert one.digest == BuildOptions(dims={"b": (2,), "a": (1,)}).digest
     assert one.digest != BuildOptions(dims={"a": (1,), "b": (3,)}).digest
+
+
+@pytest.mark.parametrize(
+    ("options", "version", "built_of", "precision"),
+    [
+        (BuildOptions(), (11, 4), "net.onnx", "fp32"),
+        (BuildOptions("fp16"), (10, 3), "net.onnx", "fp16"),
+        (BuildOptions("fp16"), (11, 4), "net_fp16.onnx", "fp32"),
+        (BuildOptions("int8"), (10, 3), "net_int8.onnx", "int8"),
+        (BuildOptions("int8"), (11, 4), "net_int8.onnx", "int8"),
+        (BuildOptions("int8", calibration="/samples"), (10, 3), "net.onnx", "int8"),
+    ],
+)
+def test_a_precision_that_tensorrt_does_not_make_comes_from_the_file_beside_the_network(
+    tmp_path: Path, options: BuildOptions, version: tuple[int, int], built_of: str, precision: str
+) -> None:
+    onnx = tmp_path / "net.onnx"
+    assert network_of(onnx, options, version) == (onnx, options)
+    for name in ("net_fp16.onnx", "net_int8.onnx"):
+        (tmp_path / name).touch()
+    found, chosen = network_of(onnx, options, version)
+    assert (found.name, chosen.precision) == (built_of, precision)
+    # What a typed file is built with is a choice on TensorRT 10, and no flag.
+    assert chosen.strongly_typed == (built_of == "net_fp16.onnx")
+
+
+def test_a_file_in_another_precision_is_of_the_network_beside_it(tmp_path: Path) -> None:
+    onnx, beside = tmp_path / "net.onnx", tmp_path / "net_int8.onnx"
+    onnx.write_bytes(b"weights")
+    beside.write_bytes(b"...made_of\x12\x40" + sha256_of(onnx).encode() + b"\x00")
+    int8 = BuildOptions("int8")
+    assert network_of(onnx, int8, (10, 3)) == (beside, int8)
+    onnx.write_bytes(b"other weights")
+    with pytest.raises(ModelConfigError, match=r"net_int8\.onnx: was made of another net\.onnx"):
+        network_of(onnx, int8, (10, 3))
+    beside.write_bytes(b"says nothing")
+    assert network_of(onnx, int8, (10, 3)) == (beside, int8)

@@ -19,18 +19,27 @@ from edge_server.backends.contract import (
     no_progress,
 )
 from edge_server.backends.vision import image_preprocess
-from edge_server.errors import DeviceLost, EdgeServerError, InternalError, Unavailable
+from edge_server.errors import (
+    DeviceLost,
+    EdgeServerError,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+)
 from edge_server.gpu.memory import BufferPool, CudaArray
 from edge_server.gpu.stream import Stream
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
 from edge_server.model_config.config import ModelConfig, Placement
+from edge_server.pipeline.lane_model import FrameInputs, ImageInput
+from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from tests.unit.backends.vision.preprocessing import (
     GPU,
     IMAGE,
     NETWORK,
+    PLACES,
     SIZE,
     Preprocess,
     by_opencv,
@@ -38,6 +47,7 @@ from tests.unit.backends.vision.preprocessing import (
     copies,
     entry,
     frames,
+    parameter,
 )
 from tests.unit.inference.ensembles import models_of
 
@@ -189,6 +199,39 @@ def test_a_frame_for_a_card_is_copied_once(devices: Devices, simulated_gpu: Simu
     for _ in range(3):
         model.stay(frames(1, 40, 70))
     assert model.copies() == {"to_device": (3, 3 * 40 * 70 * 3)}
+
+
+@KINDS
+@pytest.mark.parametrize("networks", [2, 4])
+def test_a_frame_for_several_networks_is_copied_to_the_device_once(
+    devices: Devices, simulated_gpu: SimulatedGpu, words: str, networks: int
+) -> None:
+    simulated_gpu.set(words)
+    models = [Preprocess(config(ON_GPU), devices) for _ in range(networks)]
+    for seed in range(3):
+        image = frames(1, 40, 70, seed)
+        inputs, taker = FrameInputs(), ImageInput("image", None, True, on_gpu=True)
+        shared = [inputs.of(taker, Image.of_bgr(image[0]))[0].array for _ in models]
+        planes = [model.stay(array) for model, array in zip(models, shared, strict=True)]
+        for array in planes:
+            np.testing.assert_array_equal(array.on_host(), by_opencv(image))
+    assert models[0].copies() == {"to_device": (3, 3 * 40 * 70 * 3)}
+    assert [model.copies() for model in models[1:]] == [{}] * (networks - 1)
+
+
+@PLACES
+def test_a_request_may_ask_for_a_region_of_its_frame(devices: Devices, group: str) -> None:
+    model = Preprocess(config(IMAGE + NETWORK + SIZE + group), devices)
+    image = frames(1, 40, 70)
+    made = model.run(image, crop="10,4,33,19")
+    np.testing.assert_array_equal(made["input"], by_opencv(image[:, 4:23, 10:43]))
+    assert made["size"].tolist() == [[19, 33]]
+    for crop, why in (("0,0,71,40", "the frame has 70x40 px"), ("1,2,3", "x,y,width,height in px")):
+        with pytest.raises(InvalidRequest, match=why):
+            model.run(image, crop=crop)
+    cropped = config(IMAGE + NETWORK + group + parameter("crop", "0,0,8,8"))
+    with pytest.raises(InvalidRequest, match="has a crop or a lens of its own"):
+        Preprocess(cropped, devices).run(image, crop="0,0,8,8")
 
 
 def test_a_frame_on_the_device_is_read_where_it_lies_before_its_memory_is_used_again(
@@ -367,7 +410,7 @@ def test_between_preprocessing_and_a_network_on_the_gpu_nothing_is_copied(
     planes = "data_type: TYPE_FP32 dims: [3, 36, 64]"
     network = model_config(
         f'name: "network" input {{ name: "planes" {planes} }} '
-        f'output {{ name: "features" {planes} }}'
+        f'output {{ name: "features" {planes} }}' + GPU
     )
     decode = model_config(
         f'name: "decode" input {{ name: "features" {planes} }} '
@@ -404,8 +447,8 @@ def test_between_preprocessing_and_a_network_on_the_gpu_nothing_is_copied(
         answer = snapshot.infer(InferRequest("lanes", {"image": Tensor(image)}))
         expected = by_opencv([image])[0].mean(axis=(1, 2))
         np.testing.assert_allclose(answer.outputs["mean"].array, expected, rtol=1e-6)
-    assert copies(members["p"]) == copies(members["network"]) == {}
-    assert copies(members["decode"]) == {"to_host": (5, 5 * 3 * 36 * 64 * 4)}
+    assert copies(members["p"]) == copies(members["decode"]) == {}
+    assert copies(members["network"]) == {"to_host": (5, 5 * 3 * 36 * 64 * 4)}
 
 
 def model_config(text: str) -> ModelConfig:

@@ -34,6 +34,7 @@ _HEALTHY: Mapping[str, Mapping[str, Any]] = {
     "pycuda": {"version": "2026.1"},
     "tensorrt": {"version": "10.3.0", "file": f"{APT}/tensorrt/__init__.py"},
     "nvdla": {"cores": 2},
+    "would_serve": {"laneDetect_model": {"serves": "configs/tensorrt.pbtxt on GPU 0"}},
     "opencv": {"version": "4.8.0", "file": f"{APT}/cv2/__init__.py", "gstreamer": True},
     "gstreamer": {
         "version": "GStreamer 1.20.3",
@@ -117,6 +118,34 @@ def test_restarts_of_the_unit_are_told(fake_board: FakeBoard) -> None:
     fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
     known = evidence(fake_board, unit={**_HEALTHY["unit"], "NRestarts": "7"})
     assert told(known, "unit").found == "active (running), restarted 7 times"
+
+
+@pytest.mark.parametrize(
+    ("said", "level", "found", "remedy"),
+    [
+        ({"serves": "configs/t.pbtxt on GPU 0"}, OK, "m: configs/t.pbtxt on GPU 0", ""),
+        (
+            {"degraded": "config.pbtxt on CPU: degraded: no plan"},
+            WARNING,
+            "m: config.pbtxt on CPU: degraded: no plan",
+            "edge-server-plans",
+        ),
+        ({"error": "names 'tensort', and there is no"}, FAULT, "m: names 'tensort'", "check --con"),
+        (None, OK, "none prefers a further configuration", ""),
+        ("no answer within 20 s", WARNING, "would serve is unknown: no answer", "check --config"),
+    ],
+)
+def test_the_configuration_that_would_serve_each_model_is_told(
+    fake_board: FakeBoard, said: Any, level: Level, found: str, remedy: str
+) -> None:
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    config = fake_board.root / "config.toml"
+    config.write_text('[repository]\npaths = ["/models"]\n')
+    answer = said if isinstance(said, str) else {"m": said} if said else {}
+    finding = told(evidence(fake_board, config, would_serve=answer), "models")
+    assert finding.level is level
+    assert found in finding.found
+    assert remedy in finding.remedy
 
 
 def test_jetpack_5_1_has_too_old_a_python(fake_board: FakeBoard) -> None:
@@ -396,7 +425,8 @@ def test_settings_that_cannot_be_read_are_a_fault_and_what_needs_them_unknown(
 ) -> None:
     fake_board.write("etc/edge_server/config.toml", "[grpc]\nprot = 1\n")
     known = evidence(fake_board, **_DESKTOP)
-    assert worse(known) == {"settings": FAULT, "grpc_port": WARNING, "broker": WARNING}
+    unknown = dict.fromkeys(("models", "grpc_port", "broker"), WARNING)
+    assert worse(known) == {"settings": FAULT, **unknown}
     assert 'did you mean "port"?' in told(known, "settings").found
     assert "edge-server check --config" in told(known, "settings").remedy
 

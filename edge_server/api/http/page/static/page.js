@@ -204,9 +204,13 @@ function sideways(metres) {
   return [Math.abs(metres).toFixed(2), Math.abs(metres) < 0.005 ? "m" : `m ${metres > 0 ? "left" : "right"}`];
 }
 
-function curve(curvature) {
+// What a bend's deviation does not tell from a straight road has no radius.
+function curve(ego) {
+  const curvature = ego?.curvature_1pm;
   if (curvature === undefined) return ["–", ""];
-  if (Math.abs(curvature) < 1 / 5000) return ["straight", ""];
+  const within = 2 * (ego.curvature_std_1pm ?? 0);
+  if (Math.abs(curvature) + within < 1 / 2000) return ["straight", ""];
+  if (Math.abs(curvature) < within) return ["–", ""];
   return [String(Math.round(1 / Math.abs(curvature) / 10) * 10), `m ${curvature > 0 ? "left" : "right"}`];
 }
 
@@ -219,7 +223,9 @@ function showFigures(camera) {
     ["Age", camera.frame ? (camera.frame.time.age_us / 1000).toFixed(0) : "–", "ms"],
     ["Off the middle", ...sideways(ego?.lateral_offset_m)],
     ["Lane width", ...(wide === undefined ? ["–", ""] : [wide.toFixed(2), "m"])],
-    ["Curve radius", ...curve(ego?.curvature_1pm)],
+    ["Curve radius", ...curve(ego)],
+    // Other networks: how old the newest result is, or that there is none.
+    ...(camera.state?.networks ?? []).map(({ name, failure, frames, age_ms }) => [name, failure || !frames ? "–" : String(age_ms), failure ? failure.split(":")[0] : "ms"]),
   ];
   const list = $("figures");
   if (list.childElementCount !== rows.length) {
@@ -231,7 +237,8 @@ function showFigures(camera) {
       return row;
     }));
   }
-  rows.forEach(([, value, unit], place) => {
+  rows.forEach(([name, value, unit], place) => {
+    say(list.children[place].firstElementChild, name);
     const [number, small] = list.children[place].lastElementChild.children;
     say(number, value);
     say(small, unit);

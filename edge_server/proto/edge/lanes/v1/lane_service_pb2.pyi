@@ -82,6 +82,8 @@ REASON_CODE_SLOW: _lanes_pb2.ReasonCode
 REASON_CODE_ROLLED_BACK: _lanes_pb2.ReasonCode
 REASON_CODE_SWAPPED: _lanes_pb2.ReasonCode
 REASON_CODE_REMOVED: _lanes_pb2.ReasonCode
+REASON_CODE_CANDIDATE_GOOD: _lanes_pb2.ReasonCode
+REASON_CODE_CANDIDATE_WORSE: _lanes_pb2.ReasonCode
 INDICATOR_UNSPECIFIED: _lanes_pb2.Indicator
 INDICATOR_OFF: _lanes_pb2.Indicator
 INDICATOR_LEFT: _lanes_pb2.Indicator

@@ -60,6 +60,8 @@ class ReasonCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_CODE_ROLLED_BACK: _ClassVar[ReasonCode]
     REASON_CODE_SWAPPED: _ClassVar[ReasonCode]
     REASON_CODE_REMOVED: _ClassVar[ReasonCode]
+    REASON_CODE_CANDIDATE_GOOD: _ClassVar[ReasonCode]
+    REASON_CODE_CANDIDATE_WORSE: _ClassVar[ReasonCode]
 
 class Indicator(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -183,6 +185,8 @@ REASON_CODE_SLOW: ReasonCode
 REASON_CODE_ROLLED_BACK: ReasonCode
 REASON_CODE_SWAPPED: ReasonCode
 REASON_CODE_REMOVED: ReasonCode
+REASON_CODE_CANDIDATE_GOOD: ReasonCode
+REASON_CODE_CANDIDATE_WORSE: ReasonCode
 INDICATOR_UNSPECIFIED: Indicator
 INDICATOR_OFF: Indicator
 INDICATOR_LEFT: Indicator

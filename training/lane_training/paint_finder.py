@@ -199,18 +199,37 @@ def _on_curve(
     return miss <= near_px
 
 
-def meeting_row(lines: Sequence[tuple[Floats, Floats]], about_px: float) -> float:
-    """Return the row in which two lines of a lane meet, each rows and x.
+class Meeting(NamedTuple):
+    """Where the two lines of a lane meet, and how they get there.
 
-    On a flat road a line is x + m u + c / u, u below that row, with x and c common to both.
+    On a flat road a line is x + m u + c / u, u below `row_px`, with x and c common to both.
+
+    Attributes:
+        x_px: x of both lines in that row, apart from the bend.
+        slopes: m of each line.
+        bend: c.
     """
+
+    row_px: float
+    x_px: float
+    slopes: tuple[float, float]
+    bend: float
+
+    def line(self, slope: float, rows: Floats) -> Floats:
+        """Return x on `rows` below the meeting of a line of this road."""
+        u = np.maximum(rows - self.row_px, 1.0)
+        return np.asarray(self.x_px + slope * u + self.bend / u)
+
+
+def meeting(lines: Sequence[tuple[Floats, Floats]], about_px: float) -> Meeting:
+    """Return where two lines of a lane meet, each rows and x."""
     rows = np.concatenate([line[0] for line in lines])
     x = np.concatenate([line[1] for line in lines])
     which = np.repeat([0, 1], [len(line[0]) for line in lines])
     # Each line counts the same, whatever its number of rows.
     share = np.where(which == 0, 1 / max(len(lines[0][0]), 1), 1 / max(len(lines[1][0]), 1))
 
-    def cost(row: float) -> float:
+    def fitted(row: float) -> tuple[float, Floats]:
         u = rows - row
         # Nearer to the horizon a slope of the road counts for more than the camera's pitch.
         used = u > 0.025 * rows.max()
@@ -221,11 +240,11 @@ def meeting_row(lines: Sequence[tuple[Floats, Floats]], about_px: float) -> floa
             fit = np.linalg.lstsq(design * root, y * root[:, 0], rcond=None)[0]
             miss = np.abs(y - design @ fit)
             weight = share[used] / np.maximum(1.0, miss / 1.5)
-        return float(
-            (share[used] * np.minimum(miss, 1.5 + np.sqrt(miss))).sum() / share[used].sum()
-        )
+        cost = (share[used] * np.minimum(miss, 1.5 + np.sqrt(miss))).sum() / share[used].sum()
+        return float(cost), fit
 
     for reach, step in ((40.0, 4.0), (4.0, 0.5), (0.5, 0.1)):
         options = np.arange(about_px - reach, about_px + reach + 1e-6, step)
-        about_px = float(options[np.argmin([cost(float(row)) for row in options])])
-    return about_px
+        about_px = float(options[np.argmin([fitted(float(row))[0] for row in options])])
+    x_px, left, right, bend = fitted(about_px)[1].tolist()
+    return Meeting(about_px, x_px, (left, right), 30.0 * bend)

@@ -1,0 +1,1 @@
+../../../edge_server/lanes/e2e.py
