@@ -101,7 +101,7 @@ def write_network(repository: Path, name: str, outputs: dict[str, Any], labels: 
 def write_example(repository: Path) -> None:
     """Write the models of docs/networks.md, with a network that gives one car, whatever it sees."""
     for name, config in re.findall(
-        r"```\n# (\w+)/config.pbtxt(.*?)```", DOC.read_text(), re.DOTALL
+        r"```protobuf\n# (\w+)/config.pbtxt(.*?)```", DOC.read_text(), re.DOTALL
     ):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(f"#{config}")
