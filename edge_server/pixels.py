@@ -77,7 +77,6 @@ class Colour:
 
     @property
     def to_bgr(self) -> YuvToBgr:
-        """The conversion to BGR."""
         return _yuv_to_bgr(self)
 
 

@@ -113,20 +113,10 @@ def write_onnx() -> Callable[..., None]:
     """Writes an ONNX file that adds 1 to its FP32 input `x`, giving `y`."""
 
     def write(path: Path, shape: tuple[object, ...] = (1, 4)) -> None:
-        import onnx
-        from onnx import TensorProto, helper
+        from support.adding_models import network
 
-        graph = helper.make_graph(
-            [helper.make_node("Add", ["x", "one"], ["y"])],
-            "add_one",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-            [helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
-        model.ir_version = 8
         path.parent.mkdir(parents=True, exist_ok=True)
-        onnx.save(model, path)
+        path.write_bytes(network(1, shape))
 
     return write
 

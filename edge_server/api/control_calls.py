@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.parameters import typed_value
-from edge_server.errors import InvalidRequest, Unavailable, Unsupported
+from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
 from edge_server.inference.data_plane import NOT_ALLOWED, path_in_model
 from edge_server.inference.request_check import parse_version
 from edge_server.model_config.parse import MAX_CONFIG_BYTES
+from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.data_plane import DataPlane, ModelControl
     from edge_server.inference.registry import LoadedModel
     from edge_server.inference.tracing import Tracer
-    from edge_server.model_config.config import ModelConfig
     from edge_server.process.logs import LogSwitches
     from edge_server.requests import Cancellation
-    from edge_server.tensors import TensorSpec
 
 
 def server_extensions(
@@ -47,14 +44,19 @@ def server_extensions(
     return tuple(name for name, works in offered.items() if works)
 
 
-def tensor_metadata(config: ModelConfig, specs: Iterable[TensorSpec]) -> list[Any]:
-    """Return the metadata of a model's inputs or outputs, batch dimension included."""
-    return [
-        pb.ModelMetadataResponse.TensorMetadata(
-            name=spec.name, datatype=spec.datatype.value, shape=config.full_shape(spec)
-        )
-        for spec in specs
-    ]
+def metadata_message(data_plane: DataPlane, name: str, version: str) -> Any:
+    """Return a `ModelMetadataResponse`, with the batch dimension in the shapes."""
+    metadata = data_plane.metadata(name, version)
+    config = metadata.config
+    response = pb.ModelMetadataResponse(
+        name=config.name,
+        versions=[str(version) for version in metadata.versions],
+        platform=config.kind,
+    )
+    for tensors, specs in ((response.inputs, config.inputs), (response.outputs, config.outputs)):
+        for spec in specs:
+            tensors.add(name=spec.name, datatype=spec.datatype.value, shape=config.full_shape(spec))
+    return response
 
 
 def statistics_message(data_plane: DataPlane, name: str, version: str) -> Any:
@@ -120,6 +122,19 @@ _LOG_FORMATS = ("default", "ISO8601")
 _LOG_NAMES = ("log_file", *_LOG_BOOLEANS, "log_verbose_level", "log_format")
 
 
+def index_message(known: ModelControl | DataPlane, *, only_ready: bool) -> Any:
+    """Return a `RepositoryIndexResponse`."""
+    response = pb.RepositoryIndexResponse()
+    for entry in known.index(only_ready=only_ready):
+        response.models.add(
+            name=as_utf8(entry.name),
+            version=str(entry.version) if entry.version else "",
+            state=entry.state.value,
+            reason=as_utf8(entry.reason),
+        )
+    return response
+
+
 def loading(control: ModelControl | None) -> ModelControl:
     """Return `control`, before a request, which may carry many bytes, is parsed.
 
@@ -131,10 +146,10 @@ def loading(control: ModelControl | None) -> ModelControl:
 
 
 def load_model(
-    control: ModelControl | None, request: Any, cancellation: Cancellation | None = None
+    control: ModelControl, request: Any, cancellation: Cancellation | None = None
 ) -> None:
     """Execute a `RepositoryModelLoadRequest`; raise as `ModelControl.load`, or Triton's texts."""
-    refuse_repository_name(request)
+    refuse_repository_name(request.repository_name)
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in request.parameters.items():
@@ -145,7 +160,7 @@ def load_model(
         else:
             path = path_in_model(key)
             files[path] = typed_value(value, where, "bytes_param")
-    load_files(control, request.model_name, config, files, cancellation)
+    control.load(request.model_name, config=config, files=files, cancellation=cancellation)
 
 
 def refuse_long_config(size_bytes: int) -> None:
@@ -157,37 +172,31 @@ def refuse_long_config(size_bytes: int) -> None:
         )
 
 
-def load_files(
-    control: ModelControl | None,
-    name: str,
-    config: str | None,
-    files: Mapping[str, bytes],
-    cancellation: Cancellation | None = None,
-) -> None:
-    """Load a model, from the repository or from `files`; raise as `load_model`."""
-    if control is None:
-        raise Unavailable(NOT_ALLOWED)
-    control.load(name, config=config, files=files, cancellation=cancellation)
-
-
 def unload_model(control: ModelControl | None, request: Any) -> None:
     """Execute a `RepositoryModelUnloadRequest`; raise as `ModelControl.unload`, or Triton's
     texts.
     """
-    refuse_repository_name(request)
+    refuse_repository_name(request.repository_name)
     dependents = False
     if "unload_dependents" in request.parameters:
         value = request.parameters["unload_dependents"]
         dependents = typed_value(value, "'unload_dependents' parameter", "bool_param")
-    if control is None:
-        raise Unavailable(NOT_ALLOWED)
-    control.unload(request.model_name, unload_dependents=dependents)
+    loading(control).unload(request.model_name, unload_dependents=dependents)
 
 
-def refuse_repository_name(request: Any) -> None:
+def refuse_repository_name(name: str) -> None:
     """Raises: Unsupported: the request names a repository."""
-    if request.repository_name:
+    if name:
         raise Unsupported("'repository_name' specification is not supported")
+
+
+def refuse_unknown_model(data_plane: DataPlane, name: str) -> None:
+    """Raises: InvalidRequest: trace settings are for a model that does not serve; empty is all."""
+    if name:
+        try:
+            data_plane.find(name, "")
+        except (NotFound, Unavailable):
+            raise InvalidRequest(f"Request for unknown model : {name}") from None
 
 
 def update_trace_settings(tracer: Tracer, model_name: str, settings: Any) -> Any:

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_server.api.admission import MIB, ByteBudget
-from edge_server.errors import AlreadyExists, InternalError, InvalidRequest, NotFound, Unavailable
+from edge_server.errors import (
+    AlreadyExists,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -242,3 +249,10 @@ class SharedMemory:
             raise
         weakref.finalize(copy, self._budget.give, size_bytes)
         return memoryview(copy)
+
+
+def allowed(shared_memory: SharedMemory | None) -> SharedMemory:
+    """Return `shared_memory`; raise Unsupported where clients may use none (Triton's text)."""
+    if shared_memory is None:
+        raise Unsupported(DISABLED)
+    return shared_memory

@@ -41,28 +41,26 @@ NvdlaSupport = Literal["yes", "agx", "no"]
 
 @dataclass(frozen=True)
 class OrinModule:
-    """A module; the JetPack decides whether its NVDLA cores are usable, and Linux reports less
-    memory than is sold."""
+    """A module; the JetPack decides whether its NVDLA cores are usable."""
 
     name: str
     family: Family
     nvdla_cores: int
-    memory_gib: int
 
 
 # From NVIDIA's list of module part numbers; not confirmed on a board.
 ORIN_MODULES: Mapping[str, OrinModule] = MappingProxyType(
     {
         # Developer kits came with 32 GB, later ones carry -0005.
-        "p3701-0000": OrinModule("Jetson AGX Orin 32GB", "AGX", 2, 32),
-        "p3701-0004": OrinModule("Jetson AGX Orin 32GB", "AGX", 2, 32),
-        "p3701-0005": OrinModule("Jetson AGX Orin 64GB", "AGX", 2, 64),
-        "p3701-0008": OrinModule("Jetson AGX Orin Industrial 64GB", "AGX", 2, 64),
-        "p3767-0000": OrinModule("Jetson Orin NX 16GB", "NX", 2, 16),
-        "p3767-0001": OrinModule("Jetson Orin NX 8GB", "NX", 1, 8),
-        "p3767-0003": OrinModule("Jetson Orin Nano 8GB", "Nano", 0, 8),
-        "p3767-0004": OrinModule("Jetson Orin Nano 4GB", "Nano", 0, 4),
-        "p3767-0005": OrinModule("Jetson Orin Nano 8GB (developer kit)", "Nano", 0, 8),
+        "p3701-0000": OrinModule("Jetson AGX Orin 32GB", "AGX", 2),
+        "p3701-0004": OrinModule("Jetson AGX Orin 32GB", "AGX", 2),
+        "p3701-0005": OrinModule("Jetson AGX Orin 64GB", "AGX", 2),
+        "p3701-0008": OrinModule("Jetson AGX Orin Industrial 64GB", "AGX", 2),
+        "p3767-0000": OrinModule("Jetson Orin NX 16GB", "NX", 2),
+        "p3767-0001": OrinModule("Jetson Orin NX 8GB", "NX", 1),
+        "p3767-0003": OrinModule("Jetson Orin Nano 8GB", "Nano", 0),
+        "p3767-0004": OrinModule("Jetson Orin Nano 4GB", "Nano", 0),
+        "p3767-0005": OrinModule("Jetson Orin Nano 8GB (developer kit)", "Nano", 0),
     }
 )
 

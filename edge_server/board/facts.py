@@ -44,27 +44,25 @@ class BoardEngine:
     Attributes:
         name: `cpu 0` is the cluster of core 0; `gpu`, `nvdla0`.
         load: share of busy time in the kernel's last interval, 0..1.
-        now_hz: the kernel varies it with the load between `lowest_hz` and `highest_hz`.
+        now_hz: the kernel varies it with the load up to `highest_hz`.
         powered: the kernel has the engine switched on, which only NVDLA cores report.
     """
 
     name: str
     load: float | None = None
     now_hz: int | None = None
-    lowest_hz: int | None = None
     highest_hz: int | None = None
     powered: bool | None = None
 
 
 def read_engines(root: Path) -> tuple[BoardEngine, ...]:
-    """Read the engines of the board below `root`."""
     engines = []
     for policy in listed(root / "sys/devices/system/cpu/cpufreq", "policy*"):
-        khz = (read_number(policy / f"scaling_{name}_freq") for name in ("cur", "min", "max"))
-        now, lowest, highest = (None if each is None else each * 1000 for each in khz)
+        khz = (read_number(policy / f"scaling_{name}_freq") for name in ("cur", "max"))
+        now, highest = (None if each is None else each * 1000 for each in khz)
         if now is not None:
             name = f"cpu {policy.name.removeprefix('policy')}"
-            engines.append(BoardEngine(name, None, now, lowest, highest))
+            engines.append(BoardEngine(name, None, now, highest))
     if (gpu := _gpu(root)) is not None:
         engines.append(gpu)
     return (*engines, *_nvdla(root))
@@ -77,7 +75,7 @@ def _gpu(root: Path) -> BoardEngine | None:
     if device is not None:
         loads.insert(0, device / "device/load")
     load = next((found for each in loads if (found := _load(each)) is not None), None)
-    hz = (None, None, None) if device is None else _devfreq(device)
+    hz = (None, None) if device is None else _devfreq(device)
     return None if load is None and hz[0] is None else BoardEngine("gpu", load, *hz)
 
 
@@ -97,9 +95,8 @@ def _nvdla(root: Path) -> list[BoardEngine]:
     return [engines[name] for name in sorted(engines)]
 
 
-def _devfreq(device: Path) -> tuple[int | None, int | None, int | None]:
-    now, lowest, highest = (read_number(device / f"{each}_freq") for each in ("cur", "min", "max"))
-    return now, lowest, highest
+def _devfreq(device: Path) -> tuple[int | None, int | None]:
+    return read_number(device / "cur_freq"), read_number(device / "max_freq")
 
 
 def _load(path: Path) -> float | None:

@@ -7,8 +7,6 @@ from enum import Enum
 
 
 class CameraState(Enum):
-    """The state of a camera."""
-
     STARTING = "starting"  # no frame yet
     LIVE = "live"
     DEGRADED = "degraded"  # frames arrive, and something is wrong with them

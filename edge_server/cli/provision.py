@@ -30,7 +30,7 @@ from edge_server.errors import SettingsError, Unavailable
 from edge_server.mqtt.broker import faults_of
 from edge_server.process.disk import atomic_write
 from edge_server.settings import CameraSection, read_settings
-from edge_server.settings.read import parse_toml, value_mistake
+from edge_server.settings.read import parse_toml, read_text_file, value_mistake
 from edge_server.settings.sections import Name, Port, Section
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def _merged(document: Document, places: Places) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if places.config.exists():
         read_settings(places.config, {})
-        settings = parse_toml(places.config.read_text("utf-8").removeprefix("\ufeff"))
+        settings = parse_toml(read_text_file(places.config))
     if document.device is not None:
         settings["device"] = {**settings.get("device", {}), "id": document.device.id}
     if (mqtt := document.mqtt) is not None:

@@ -272,7 +272,6 @@ class ModelLifecycle:
             return is_news
 
     def report_canary(self, model_spec: ModelSpec, news: str) -> None:
-        """Report the progress of the canary of `model_spec` on the index."""
         with self.table.lock:
             record = self.table.get(model_spec.name)
             if record.spec is model_spec and record.coming is None:

@@ -65,8 +65,6 @@ class TornModel(ModelLoadError):
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a model."""
-
     files: dict[str, ManifestFile] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
 
@@ -215,7 +213,7 @@ def copy_model(tree: ModelTree, directory: Path) -> Content:
 
 
 def manifest_and_signature(directory: Path) -> tuple[bytes | None, bytes | None]:
-    """Return the bytes of the manifest and of the signature in `directory`, None if missing."""
+    """Return those in `directory`; None if missing."""
     return _bytes(directory / NAME), _bytes(directory / SIGNATURE_NAME)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.verb import ANY_PORTS, run_verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,19 +16,7 @@ if TYPE_CHECKING:
     from support.daemon_process import Process
     from support.mosquitto import Mosquitto
 
-TIMEOUT_S = 120.0
 MODELS = Path(__file__).parents[2] / "models"
-PORTS = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
-
-
-def edge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_server", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -64,12 +51,12 @@ def test_a_wrong_password_is_a_fault_and_the_good_model_is_reported(
     password = tmp_path / "password"
     password.write_text("wrong\n")
     config = configured(tmp_path, broker, password)
-    done = edge("check", *PORTS, decode, config)
+    done = run_verb("check", *ANY_PORTS, decode, config)
     assert done.returncode == 78
     assert f"mqtt {broker.host}:{broker.port}: the broker refuses us: " in done.stderr
     assert "model lane_decode version 1: READY" in done.stdout
     password.write_text("right\n")
-    done = edge("check", *PORTS, decode, config)
+    done = run_verb("check", *ANY_PORTS, decode, config)
     assert done.returncode == 0, done.stderr
     assert f"mqtt {broker.host}:{broker.port}: accepts the connection" in done.stdout
 
@@ -78,18 +65,9 @@ def test_a_password_file_that_is_missing_ends_run_with_78(
     tmp_path: Path, decode: str, broker: Mosquitto
 ) -> None:
     missing = tmp_path / "missing"
-    done = edge("run", *PORTS, decode, configured(tmp_path, broker, missing))
+    done = run_verb("run", *ANY_PORTS, decode, configured(tmp_path, broker, missing))
     assert done.returncode == 78
     assert f"mqtt.password_file: {missing}: cannot be read: No such file" in done.stderr
-
-
-def test_a_port_that_something_else_holds_ends_check_with_69(decode: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = edge("check", decode, f"--grpc-port={port}", "--metrics-port=0", "--http-port=0")
-    assert done.returncode == 69
-    assert f"gRPC cannot listen on 127.0.0.1:{port}: " in done.stderr
-    assert "model lane_decode version 1: READY" in done.stdout
 
 
 def test_check_is_well_beside_the_daemon_that_runs(
@@ -97,7 +75,7 @@ def test_check_is_well_beside_the_daemon_that_runs(
 ) -> None:
     process = start(decode)
     ports = (f"--grpc-port={process.port}", f"--metrics-port={process.metrics_port}")
-    done = edge("check", decode, *ports)
+    done = run_verb("check", decode, *ports)
     assert done.returncode == 0, done.stderr
     assert "the daemon runs" in done.stdout
 
@@ -115,11 +93,11 @@ def test_check_recognises_the_daemon_that_needs_a_token(
         *(decode, f"--config={config}", f"--grpc-port={process.port}"),
         *(f"--metrics-port={process.metrics_port}", f"--http-port={process.http_port}"),
     )
-    done = edge("check", *flags)
+    done = run_verb("check", *flags)
     assert done.returncode == 0, done.stderr
     assert "by the daemon or something else; EDGE_SERVER_TOKEN with a token" in done.stdout
     monkeypatch.setenv("EDGE_SERVER_TOKEN", "reads-0123456789abcdef")
-    done = edge("check", *flags)
+    done = run_verb("check", *flags)
     assert done.returncode == 0, done.stderr
     assert "the daemon runs" in done.stdout
     assert f"settings: {config}" in done.stdout
@@ -127,14 +105,7 @@ def test_check_recognises_the_daemon_that_needs_a_token(
 
 def test_an_output_on_a_full_disk_ends_with_one_line(decode: str) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(
-            [sys.executable, "-m", "edge_server", "check", decode, "--grpc-port=0"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        done = run_verb("check", decode, "--grpc-port=0", stdout=full)
     assert done.returncode == 1
     assert done.stderr == "edge-server: the output cannot be written: No space left on device\n"
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import tritonclient.grpc as triton
+from support.adding_models import network, swap
 from support.mosquitto import Subscriber
 from support.waiting import wait_until
-
-from tests.integration.test_poll import network, swap
 
 if TYPE_CHECKING:
     from collections.abc import Callable

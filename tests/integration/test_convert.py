@@ -14,6 +14,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.verb import run_verb
 
 from edge_server.cli.main import run_command
 
@@ -287,13 +288,7 @@ def test_a_plan_is_built_and_verified_by_the_plan_verbs(
     environment = {**simulated_libcuda.environment(), "XDG_STATE_HOME": str(tmp_path / "state")}
     target = repository / "lanes"
     command = ["convert", str(SHIPPED), str(target), "--to", "plan"]
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_server", *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_verb(*command, env=environment)
     assert done.returncode == 0, done.stderr
     assert "predict_lanes agrees" in done.stdout
     assert 'platform: "tensorrt_plan"' in (target / "config.pbtxt").read_text()

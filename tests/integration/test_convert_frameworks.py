@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import tritonclient.grpc as triton
+from support.verb import run_verb
 from support.waiting import wait_until
 
 from edge_server.cli.main import run_command
@@ -335,13 +336,7 @@ def test_torch_becomes_a_plan_of_a_real_builder(
     environment = {**os.environ, "PYTHONPATH": paths, "XDG_STATE_HOME": str(tmp_path)}
     for name, flags in (("net", []), ("small", ["--strongly-typed"])):
         command = ["plan", "build", name, f"--model-repository={repository}", *flags]
-        done = subprocess.run(
-            [sys.executable, "-m", "edge_server", *command],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_verb(*command, env=environment)
         assert done.returncode == 0, done.stderr
         assert (repository / name / "1" / "model.plan").stat().st_size > 1000
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.lane_stubs import CLIENT, SEED, write_calibration
+from support.verb import run_verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,13 +50,7 @@ def test_five_commands_lead_from_a_drive_to_a_warning(
     for command in (lens, estimate.replace("frames=300", "frames=60")):
         words = [word.strip("'") for word in command.split()]
         assert words[0] == "edge-server"
-        done = subprocess.run(
-            [sys.executable, "-m", *["edge_server", *words[1:]]],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_verb(*words[1:], cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"60 of 60 frames show the paint of both lines", done.stdout)
 

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from support.processes import is_running
+from support.verb import run_verb
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -24,14 +25,7 @@ TIMEOUT_S = 120
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_server", "doctor", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    return run_verb("doctor", *arguments, env={**os.environ, **environment})
 
 
 def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:

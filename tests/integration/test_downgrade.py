@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper
+from support.adding_models import network
 from support.daemon_process import Process
 from support.polling_server import POLL, Server
 
@@ -94,21 +94,6 @@ class Vehicle:
         """What a daemon of those sources answers from the store alone."""
         (answer,) = (server.answer() for server in self.run(sources, repository=False))
         return answer
-
-
-def network(number: float) -> bytes:
-    """A model that answers its input plus `number`."""
-    value = helper.make_tensor("n", TensorProto.FLOAT, [1], [number])
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "n"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-        [value],
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    data: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-    return data
 
 
 @pytest.mark.long

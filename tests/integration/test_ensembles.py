@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.verb import ANY_PORTS, run_verb
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from support.daemon_process import Process
 
-PORTS = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
 TIMEOUT_S = 30.0
 
 
@@ -116,13 +114,7 @@ def test_an_output_alone_needs_only_its_own_branch_and_an_error_is_the_steps_own
 
 def test_a_model_that_cannot_be_warmed_up_does_not_load(repository: Path) -> None:
     (repository / "three" / "warmup" / "data").write_bytes(b"1234")
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_server", "check", f"--model-repository={repository}", *PORTS],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_verb("check", f"--model-repository={repository}", *ANY_PORTS)
     assert done.returncode != 0
     said = done.stdout + done.stderr
     assert "model 'three': warm-up sample 'w': warmup setting expects 12 bytes" in said

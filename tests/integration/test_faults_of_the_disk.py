@@ -7,9 +7,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from support.adding_models import build, network, swap
 from support.waiting import wait_until
-
-from tests.integration.test_poll import build, network, swap
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.daemon_process import Process
+from support.verb import ANY_PORTS, run_verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     Start = Callable[..., Process]
     Client = Callable[[Process], triton.InferenceServerClient]
 
-PORTS = ("--grpc-port=0", "--metrics-port=0", "--http-port=0")
 MODELS = Path(__file__).parents[2] / "models"
 REQUESTS = 3
 PLANES_BYTES = 3 * 360 * 640 * 4
@@ -157,13 +155,7 @@ def test_a_gpu_without_room_costs_its_model_and_no_other(
 
 def test_check_proves_a_model_on_its_gpu(gpu_machine: Callable[[str], None], models: Path) -> None:
     gpu_machine(f"memory={PLANES_BYTES // 2}")
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_server", "check", f"--model-repository={models}", *PORTS],
-        capture_output=True,
-        text=True,
-        timeout=30.0,
-        check=False,
-    )
+    done = run_verb("check", f"--model-repository={models}", *ANY_PORTS)
     assert done.returncode == 69
     assert "instance lane_preprocess_0 cannot be made: GPU 0: allocate" in done.stderr
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.verb import ANY_PORTS, run_verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from support.daemon_process import Process
 
 MODELS = Path(__file__).parents[2] / "models"
-TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -146,16 +144,7 @@ def test_a_place_that_may_be_mounted_later_ends_with_69(flags: list[str], says: 
 
 def _refused(flags: list[str], code: int) -> str:
     """What `run` says with these flags, which ends with `code`."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "edge_server", "run", "--model-repository", str(MODELS)),
-            *("--grpc-port=0", "--metrics-port=0", "--http-port=0", *flags),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_verb("run", f"--model-repository={MODELS}", *ANY_PORTS, *flags)
     assert done.returncode == code
     assert "Traceback" not in done.stderr
     return done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import shutil
 import signal
@@ -216,39 +215,6 @@ def test_limits_and_log_change_and_a_restart_is_asked_for_everywhere(
     assert "log.verbose: 1 -> 0" in daemon.reload(FRONT)
     daemon.subscriber.wait_for_last(STATUS, lambda m: "restart_needed" not in m)
     assert scrape(daemon.process)["edge_settings_restart_needed", ""] == 0
-
-
-def test_a_file_that_is_no_settings_changes_nothing(
-    drive: Callable[..., Drive], tmp_path: Path
-) -> None:
-    daemon = drive(FRONT)
-    daemon.wait_for_lanes("front")
-    good = daemon.config.read_bytes()
-
-    def garbage() -> None:
-        daemon.config.write_bytes(os.urandom(4096))
-
-    def directory() -> None:
-        daemon.config.unlink()
-        daemon.config.mkdir()
-
-    for spoil, why in (
-        (garbage, "not "),
-        (lambda: daemon.config.write_bytes(good + b"\0"), "not TOML"),
-        (lambda: daemon.config.write_text("[cameras.front]\nuri = 1\n"), "(line 2)"),
-        (directory, "cannot be read: Is a directory"),
-        (daemon.config.rmdir, "cannot be read: No such file or directory"),
-        (lambda: daemon.config.symlink_to(daemon.config), "cannot be read: Too many levels"),
-    ):
-        spoil()
-        said = daemon.reload_file()
-        assert "settings: not reloaded, everything stays as it is: " in said
-        assert why in said
-        daemon.wait_for_lanes("front")
-    daemon.config.unlink()
-    daemon.config.write_bytes(good)
-    assert "settings: reloaded; nothing differs" in daemon.reload_file()
-    daemon.wait_for_lanes("front")
 
 
 def test_a_storm_of_signals_ends_nothing(drive: Callable[..., Drive]) -> None:

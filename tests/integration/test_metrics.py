@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -75,24 +73,6 @@ def test_a_camera_and_its_lanes_are_counted(
     assert found["edge_stage_latency_seconds_sum", "front"] > 0
     assert ("edge_mqtt_connected", "") in found
     assert process.terminate() == 0
-
-
-def test_a_taken_port_ends_with_69_and_the_remedy(shipped: Process) -> None:
-    taken = shipped.metrics_port
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "edge_server", "run", "--model-repository", str(MODELS)),
-            *("--grpc-port=0", f"--metrics-port={taken}", "--http-port=0"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 69
-    assert f"metrics cannot listen on 127.0.0.1:{taken}" in done.stderr
-    assert "--allow-metrics=false" in done.stderr
-    assert "READY" not in done.stderr
 
 
 def test_without_metrics_nothing_listens_there(start: Callable[..., Process]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
+from support.verb import run_verb
 from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.model_push import write_manifest
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-TIMEOUT_S = 60.0
 IDENTITY = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '
     'output { name: "b" data_type: TYPE_FP32 dims: -1 }'
@@ -130,28 +128,6 @@ def test_unload_dependents_takes_the_members_that_nobody_asked_for(
     server.unload_model("nowhere")
 
 
-def test_loads_that_cannot_be_done_say_why_in_tritons_words(
-    server: triton.InferenceServerClient,
-) -> None:
-    not_polled = "failed to load '{}', failed to poll from model repository"
-    assert refusal(server.load_model, "nowhere") == (
-        "StatusCode.INTERNAL",
-        not_polled.format("nowhere"),
-    )
-    status, text = refusal(server.load_model, "broken")
-    assert status == "StatusCode.INTERNAL"
-    assert text.startswith(not_polled.format("broken"))
-    assert not server.is_server_ready()
-    assert refusal(server.load_model, " ") == (
-        "StatusCode.INVALID_ARGUMENT",
-        "Model name cannot be empty. Please enter a valid name to deploy.",
-    )
-    assert refusal(server.load_model, "../echo") == (
-        "StatusCode.INVALID_ARGUMENT",
-        "invalid model name '../echo', model name must not contain path traversal characters",
-    )
-
-
 def test_a_reload_that_fails_leaves_what_serves(
     server: triton.InferenceServerClient, models: Path
 ) -> None:
@@ -194,27 +170,6 @@ def test_an_override_may_give_one_group_of_instances_as_an_object(
     server.load_model("echo", config=json.dumps(config))
     (group,) = server.get_model_config("echo").config.instance_group
     assert group.count == 2
-
-
-def test_overrides_that_are_wrong_are_refused(server: triton.InferenceServerClient) -> None:
-    not_polled = "failed to load 'echo', failed to poll from model repository: "
-    # The first as in simple_grpc_model_control.py of Triton's client examples.
-    malformed = '"parameters": {"config": {{"max_batch_size": "16"}}}'
-    files = {"file:1/" + "x" * 300: b""}
-    for sent in ({"config": malformed}, {"files": {"file:1/any": b""}}):
-        status, text = refusal(server.load_model, "echo", **sent)
-        assert (status, text[: len(not_polled)]) == ("StatusCode.INTERNAL", not_polled)
-    config = json.dumps(OVERRIDE)
-    status, text = refusal(server.load_model, "echo", config=config, files=files)
-    assert status == "StatusCode.INTERNAL"
-    assert text.endswith("File name too long")
-    assert refusal(server.load_model, "echo", config=config, files={"file:../x": b""}) == (
-        "StatusCode.INVALID_ARGUMENT",
-        "Invalid file parameter 'file:../x' with normalized path '../x' must stay within model "
-        "directory.",
-    )
-    _, text = refusal(server.load_model, "echo", config=config, files={"file:any": b""})
-    assert text.startswith(f"{not_polled}(files of the request)/echo: at least one version must")
 
 
 def test_a_server_without_explicit_control_refuses_with_tritons_text(
@@ -293,13 +248,7 @@ def test_where_models_must_be_signed_a_start_with_another_is_refused(
         f'signatures = "require"\nsignature_keys = ["{public}"]\n[metrics]\nport = 0\n'
         "[http]\nport = 0\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_server", "run", f"--config={settings}", "--grpc-port=0"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_verb("run", f"--config={settings}", "--grpc-port=0")
     assert done.returncode == 78
     assert "model 'echo': is not signed: it has neither manifest.json nor" in done.stderr
     assert "model echo: READY" not in done.stderr

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import queue
 import re
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.daemon_process import Process
 from support.lane_stubs import SEED, write_calibration
 from support.mosquitto import Mosquitto, mosquitto_binary
+from support.verb import ANY_PORTS, run_verb
 from support.waiting import wait_until
 
 from edge_server.mqtt.payloads import Topics
@@ -207,22 +206,14 @@ def daemon(config: Path) -> Iterator[Process]:
 
 
 def test_check_tells_the_contract_of_each_network(config: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "edge_server", "check", f"--config={config}",
-         "--grpc-port=0", "--http-port=0", "--metrics-port=0"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    run = run_verb("check", f"--config={config}", *ANY_PORTS)
     assert run.returncode == 0, run.stderr
     for network, task in (("signs", "detection"), ("surface", "segmentation")):
         assert f"camera road: network {network}: {network} gives {task}" in run.stdout
     text = config.read_text().replace('region = "road"', 'region = "9,9,9999,9"')
     wrong = config.with_name("wrong.toml")
     wrong.write_text(text)
-    run = subprocess.run(
-        [sys.executable, "-m", "edge_server", "check", f"--config={wrong}",
-         "--grpc-port=0", "--http-port=0", "--metrics-port=0"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    run = run_verb("check", f"--config={wrong}", *ANY_PORTS)
     assert run.returncode == 78
     assert (
         'cameras.road.networks.signs: region = "9,9,9999,9" is not in the picture of 1280 x 720 px'

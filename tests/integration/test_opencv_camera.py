@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -18,6 +16,7 @@ import pytest
 from support.live_cameras.clip import jpegs
 from support.live_cameras.mjpeg import MjpegCamera
 from support.live_cameras.time_code import read_time
+from support.verb import run_verb
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.opencv_live import open_opencv
@@ -26,6 +25,7 @@ from edge_server.errors import SourceError
 from edge_server.pixels import PixelFormat
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -244,9 +244,7 @@ def test_the_command_line_probes_a_camera_and_keeps_its_password(
     uri = f"rtsp://127.0.0.1:{camera.port}/camera"
 
     def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "edge_server", "cameras", "probe", uri, *arguments]
-        limit = PATIENCE_S + 10
-        return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        return run_verb("cameras", "probe", uri, *arguments)
 
     done = probe("--seconds", "2", "--credentials", str(login), "--picture", str(picture))
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 import pytest
 from support.free_ports import free_ports
+from support.verb import run_verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,14 +64,7 @@ class Appliance:
         return [*edge_server, verb, *arguments, "--config", str(self.config)]
 
     def run(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(verb, *arguments),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            cwd=self.folder,
-        )
+        return run_verb(verb, *arguments, "--config", self.config, cwd=self.folder)
 
     def json(self, verb: str, *arguments: str) -> Any:
         done = self.run(verb, *arguments, "--json")
@@ -107,8 +101,7 @@ def test_status_shows_models_cameras_broker_and_the_rest_on_one_screen(
 
 
 def test_status_names_another_daemon_by_its_addresses(appliance: Appliance) -> None:
-    command = [sys.executable, "-m", "edge_server", "status", "--json", *appliance.addresses]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    done = run_verb("status", "--json", *appliance.addresses)
     assert json.loads(done.stdout)["ready"] is True
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from support.processes import is_running
+from support.verb import run_verb
 from support.waiting import wait_until
 
 from edge_server import errors
@@ -515,10 +516,4 @@ def test_two_builds_take_turns(tensorrt: Callable[..., None], tmp_path: Path) ->
 
 
 def _verb(verb: str, model: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_server", "plan", verb, str(model), *more],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_verb("plan", verb, model, *more)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from support.verb import run_verb
 
 from edge_server import errors
 from edge_server.backends.tensorrt import plan_process
@@ -230,12 +231,5 @@ def test_the_plain_script_builds_too(tmp_path: Path) -> None:
     assert "TensorRT 11 takes no --fp16" in refused.stderr
 
 
-def _run(*arguments: str, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_server", "plan", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def _run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return run_verb("plan", *arguments, **more)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.verb import run_verb
 
 from edge_server.backends.tensorrt.plan_options import sha256_of, side_car_path
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from support.simulated_gpu import SimulatedGpu
@@ -37,14 +37,7 @@ def edge(simulated_libcuda: SimulatedGpu, tmp_path: Path) -> Edge:
     def run(verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         repository = f"--model-repository={tmp_path / 'models'}"
         command = ["plan", verb, arguments[0] if arguments else MODEL.name, repository]
-        return subprocess.run(
-            [sys.executable, "-m", "edge_server", *command, *arguments[1:]],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return run_verb(*command, *arguments[1:], env=environment)
 
     return run
 

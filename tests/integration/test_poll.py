@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
-import sys
 import time
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from support.adding_models import build, network, swap
+from support.verb import run_verb
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -31,23 +30,6 @@ MAY_BREAK = (
 )
 
 
-def network(number: float, size: int = 1) -> bytes:
-    """y = x + number."""
-    tensor = helper.make_tensor("k", TensorProto.FLOAT, [1], [number])
-    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size]) for name in "xy"]
-    node = helper.make_node("Add", ["x", "k"], ["y"])
-    graph = helper.make_graph([node], "g", io[:1], io[1:], [tensor])
-    opsets = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-
-
-def build(folder: Path, data: bytes, config: str = 'backend: "onnxruntime"') -> Path:
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(config)
-    (folder / "1" / "model.onnx").write_bytes(data)
-    return folder
-
-
 def manifest(folder: Path, name: str) -> str:
     """What manifest.json says of `folder` as it is."""
     files = {
@@ -61,24 +43,9 @@ def manifest(folder: Path, name: str) -> str:
     return json.dumps({"format": 1, "model": name, "files": files})
 
 
-def swap(repository: Path, name: str, data: bytes, config: str = 'backend: "onnxruntime"') -> None:
-    """Put a whole model in the place of another, as a delivery does."""
-    folder = build(repository / f".incoming-{name}", data, config)
-    if (repository / name).exists():
-        (repository / name).rename(repository / f".old-{name}")
-    folder.rename(repository / name)
-    shutil.rmtree(repository / f".old-{name}", ignore_errors=True)
-
-
 def models(*arguments: str | Path) -> str:
     """What `edge-server models` prints when all is well."""
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_verb("models", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -268,10 +235,10 @@ def test_a_member_that_its_ensemble_does_not_fit_is_refused_or_takes_that_down(
     (repository / "e" / "config.pbtxt").write_text(ENSEMBLE)
     server = serve(*(["--incompatible-member=take_down"] if asked_for else []))
     assert server.answer("e") == 1
-    swap(repository, "m", network(2, size=2))
+    swap(repository, "m", network(2, (2,)))
     broken = "model 'm' would break those who call it: input 'x' has shape [2], had [1]"
     assert server.wait_for_reason(broken, ask="e") == "READY"
-    swap(repository, "m", network(2, size=2), MAY_BREAK)
+    swap(repository, "m", network(2, (2,)), MAY_BREAK)
     if asked_for:
         text = "in ensemble e, ensemble tensor y: inconsistent shape"
         assert server.wait_for_reason(text, "e", ask="other") == "UNAVAILABLE"
@@ -413,33 +380,6 @@ def test_an_ensemble_and_its_member_change_together(
     assert server.answer("e") == 2
     place("a")
     assert server.wait_for(3, "e") <= {2}
-
-
-def test_nothing_is_loaded_on_request(serve: Callable[..., Server]) -> None:
-    server = serve()
-    for call in (server.client.load_model, server.client.unload_model):
-        with pytest.raises(InferenceServerException) as caught:
-            call("m")
-        assert caught.value.status() == "StatusCode.UNAVAILABLE"
-        assert caught.value.message() == (
-            "explicit model load / unload is not allowed if polling is enabled"
-        )
-
-
-def test_a_first_start_without_a_repository_ends_as_in_mode_none(
-    serve: Callable[..., Server], repository: Path
-) -> None:
-    shutil.rmtree(repository)
-    with pytest.raises(AssertionError, match="the model repository cannot be read"):
-        serve()
-
-
-def test_a_first_start_with_a_broken_model_ends_as_in_mode_none(
-    serve: Callable[..., Server], repository: Path
-) -> None:
-    (repository / "m" / "1" / "model.onnx").write_bytes(b"no model")
-    with pytest.raises(AssertionError, match="ended with 78"):
-        serve()
 
 
 def test_a_store_serves_no_models_of_another_repository(

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,12 +18,14 @@ from support.daemon_process import Process
 from support.flashed_board import FlashedBoard
 from support.polling_server import POLL
 from support.processes import is_running
+from support.verb import run_verb
 from support.waiting import wait_until
 
 from edge_server.backends.tensorrt.plan_options import sha256_of
 from tests.integration.test_tensorrt import copies, lanes
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     import tritonclient.grpc as triton
@@ -463,14 +464,7 @@ def test_a_flashed_board_builds_serves_a_plan_and_builds_it_again_for_another_te
 
 
 def edge(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_server", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_verb(*arguments, env={**os.environ, **environment})
 
 
 def refresh(*arguments: str, **environment: str) -> str:

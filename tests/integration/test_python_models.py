@@ -157,23 +157,6 @@ def write(repository: Path, name: str, config: str, source: str) -> None:
     (directory / "1" / "model.py").write_text(source)
 
 
-def write_add_one(path: Path) -> None:
-    import onnx
-    from onnx import TensorProto, helper
-
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "one"], ["y"])],
-        "add_one",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 4))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 4))],
-        [helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
-    model.ir_version = 8
-    path.parent.mkdir(parents=True)
-    onnx.save(model, str(path))
-
-
 def tensor(name: str, array: np.ndarray) -> triton.InferInput:
     made = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
     made.set_data_from_numpy(array)
@@ -190,12 +173,15 @@ def wait_until_ready(connection: Any, model: str) -> None:
 
 
 def test_unchanged_models_serve_the_stock_client(
-    repository: Path, start: Callable[..., Process], client: Callable[[Process], Any]
+    repository: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], Any],
+    write_onnx: Callable[..., None],
 ) -> None:
     write(repository, "add_sub", ADD_SUB_CONFIG, ADD_SUB)
     write(repository, "upper", "", UPPER)
     write(repository, "bls", BLS_CONFIG, BLS)
-    write_add_one(repository / "add_one" / "1" / "model.onnx")
+    write_onnx(repository / "add_one" / "1" / "model.onnx")
     process = start(f"--model-repository={repository}")
     connection = client(process)
 

@@ -15,7 +15,6 @@ import tritonclient.grpc as triton
 from onnx import TensorProto
 from onnx import helper as onnx_helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -220,38 +219,3 @@ def test_a_stream_keeps_the_order_of_each_sequence(server: triton.InferenceServe
         sums.setdefault(result.get_response().id, []).append(result.as_numpy("y").item())
     server.stop_stream()
     assert sums == {str(i): [i * step for step in range(1, 21)] for i in (1, 2, 3)}
-
-
-@pytest.mark.parametrize(
-    ("values", "place", "text"),
-    [
-        (
-            (1,),
-            {},
-            "inference request to model 'direct' must specify a non-zero or non-empty "
-            "correlation ID",
-        ),
-        (
-            (1,),
-            {"sequence_id": 5},
-            "inference request for sequence 5 to model 'direct' must specify the START flag on "
-            "the first request of the sequence",
-        ),
-        (
-            (1, 2),
-            {"sequence_id": 5, "sequence_start": True},
-            "inference request to model 'direct' must specify batch-size 1 due to requirements "
-            "of sequence batcher",
-        ),
-    ],
-)
-def test_a_request_that_stands_in_no_sequence_gets_the_contracts_text(
-    server: triton.InferenceServerClient,
-    values: tuple[float, ...],
-    place: dict[str, object],
-    text: str,
-) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        server.infer("direct", x(*values), **place)
-    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-    assert caught.value.message() == text

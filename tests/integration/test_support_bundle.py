@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+from support.verb import run_verb
 
 from tests.unit.cli.test_support_bundle import KEY, SECRETS, forms, leaks
 
@@ -72,15 +71,9 @@ def config(tmp_path: Path) -> Path:
 def contents(config: Path, *arguments: str) -> dict[str, str]:
     """The files of a bundle."""
     path = config.with_name("bundle.tar.gz")
-    command = [sys.executable, "-m", "edge_server", "support-bundle", f"--config={config}"]
-    done = subprocess.run(
-        [*command, "-o", path, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "XDG_STATE_HOME": str(config.parent / "state")},
-    )
+    environment = {**os.environ, "XDG_STATE_HOME": str(config.parent / "state")}
+    words = ("support-bundle", f"--config={config}", "-o", path, *arguments)
+    done = run_verb(*words, env=environment)
     assert done.returncode == 0, done.stderr
     assert path.stat().st_mode & 0o777 == 0o600
     with tarfile.open(path) as archive:
@@ -119,14 +112,7 @@ def test_a_bundle_of_a_daemon_that_runs_has_its_metrics(
 def test_settings_with_a_fault_are_no_reason_for_no_bundle(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[mqtt\npassword = 'open sesame'")
-    command = [sys.executable, "-m", "edge_server", "support-bundle", f"--config={path}"]
-    done = subprocess.run(
-        [*command, "-o", tmp_path / "b.tar.gz"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_verb("support-bundle", f"--config={path}", "-o", tmp_path / "b.tar.gz")
     assert done.returncode == 0, done.stderr
     assert "without settings.json" in done.stdout
     assert "sesame" not in done.stdout

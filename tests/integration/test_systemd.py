@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from onnx import TensorProto, helper
+from support.adding_models import network
 from support.systemd_machine import (
     CHECKOUT,
     CONFIG,
@@ -232,7 +232,7 @@ def test_a_repository_that_is_mounted_later_is_waited_for(unit: Unit) -> None:
     assert "status=69" in said
     unit.container.write(f"{late}.new/m/config.pbtxt", 'backend: "onnxruntime"')
     unit.container.do("mkdir", f"{late}.new/m/1")
-    unit.container.write_bytes(f"{late}.new/m/1/model.onnx", _network(1))
+    unit.container.write_bytes(f"{late}.new/m/1/model.onnx", network(1))
     unit.container.do("mv", f"{late}.new", late)
     wait_until(lambda: unit["ActiveState"] == "active")
     assert unit["StatusText"].startswith("serving 1 model,")
@@ -260,7 +260,7 @@ def test_models_that_are_pushed_serve_and_serve_again_after_a_crash_without_thei
     def push(number: float) -> None:
         container.write("/root/m/config.pbtxt", 'backend: "onnxruntime"')
         container.do("mkdir", "-p", "/root/m/1")
-        container.write_bytes("/root/m/1/model.onnx", _network(number))
+        container.write_bytes("/root/m/1/model.onnx", network(number))
         container.do("edge-server", "models", "push", "/root/m", "--to", REPOSITORY)
 
     def answer() -> float:
@@ -421,7 +421,7 @@ def test_plans_are_looked_for_at_boot_and_a_machine_without_any_is_well(unit: Un
     # One that needs a GPU, which this machine has not: said, and no unit in red.
     network = 'platform: "tensorrt_plan"\ninstance_group [ { kind: KIND_GPU } ]\n'
     container.write("/srv/plans/m/config.pbtxt", network)
-    container.write_bytes("/srv/plans/m/1/model.onnx", _network(1))
+    container.write_bytes("/srv/plans/m/1/model.onnx", network(1))
     container.write(CONFIG, '[repository]\npaths = ["/srv/plans"]\n')
     container.do("systemctl", "restart", "edge-server-plans")
     wait_until(lambda: plans["ExecMainStatus"] == "69", otherwise=plans.journal)
@@ -606,16 +606,6 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
     assert told[0] == "READY=1"
     assert told[-1] == "STOPPING=1"
     assert set(told[1:-1]) == {"WATCHDOG=1"}
-
-
-def _network(number: float) -> bytes:
-    """y = x + number."""
-    tensor = helper.make_tensor("k", TensorProto.FLOAT, [1], [number])
-    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    node = helper.make_node("Add", ["x", "k"], ["y"])
-    graph = helper.make_graph([node], "g", io[:1], io[1:], [tensor])
-    opsets = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
 
 
 def _received(systemd: socket.socket) -> str:

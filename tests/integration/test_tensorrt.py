@@ -19,8 +19,8 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper
 from prometheus_client.parser import text_string_to_metric_families
+from support.adding_models import network
 from support.daemon_process import Process
 from support.mosquitto import Mosquitto, Subscriber
 from support.polling_server import POLL
@@ -188,19 +188,9 @@ def test_a_run_that_breaks_the_device_ends_the_daemon_with_its_own_code(
 
 def adding(path: Path, number: float) -> None:
     """An ONNX file that adds `number` to a batch of its input."""
-    shape = ("n", 4)
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "number"], ["y"])],
-        "adding",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [helper.make_tensor("number", TensorProto.FLOAT, [1], [number])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
-    model.ir_version = 8
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".new")
-    beside.write_bytes(model.SerializeToString())
+    beside.write_bytes(network(number, ("n", 4)))
     beside.rename(path)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.verb import ANY_PORTS, run_verb
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
@@ -220,18 +219,7 @@ def test_a_second_daemon_ends_with_75_and_a_dead_ones_socket_is_replaced(
 ) -> None:
     flags = (f"--model-repository={MODELS}", f"--grpc-socket={address}")
     first = start(*flags)
-    second = subprocess.run(
-        [
-            *(sys.executable, "-m", "edge_server", "run", *flags),
-            "--grpc-port=0",
-            "--metrics-port=0",
-            "--http-port=0",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    second = run_verb("run", *flags, *ANY_PORTS)
     assert second.returncode == 75
     assert f"{address}: another daemon serves there" in second.stderr
     assert is_live(f"unix:{address}", stack)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from onnx import TensorProto, helper
+from support.adding_models import network
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -350,16 +350,6 @@ def tell(doing: str, bench: Bench, count: int) -> None:
         f"\n{doing}: died at {count} calls; {len(took_s)} starts, of which the process took "
         f"{statistics.median(took_s):.2f} s in the median, {max(took_s):.2f} s at most to answer"
     )
-
-
-def network(number: float) -> bytes:
-    """y = x + number."""
-    tensor = helper.make_tensor("k", TensorProto.FLOAT, [1], [number])
-    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    node = helper.make_node("Add", ["x", "k"], ["y"])
-    graph = helper.make_graph([node], "g", io[:1], io[1:], [tensor])
-    opsets = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
 
 
 def _only(paths: Paths) -> list[str]:

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from support.adding_models import build, network
 
 from .delivery.verbs import models
 
@@ -20,26 +19,6 @@ if TYPE_CHECKING:
     from support.polling_server import Server
 
 TIMEOUT_S = 120.0
-CONFIG = 'backend: "onnxruntime"'
-
-
-def network(number: float) -> bytes:
-    """y = x + number."""
-    tensor = helper.make_tensor("k", TensorProto.FLOAT, [1], [number])
-    io = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    node = helper.make_node("Add", ["x", "k"], ["y"])
-    graph = helper.make_graph([node], "g", io[:1], io[1:], [tensor])
-    opsets = [helper.make_opsetid("", 17)]
-    data: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-    onnx.load_from_string(data)
-    return data
-
-
-def build(folder: Path, data: bytes, config: str = CONFIG) -> Path:
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "config.pbtxt").write_text(config)
-    (folder / "1" / "model.onnx").write_bytes(data)
-    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
+from support.adding_models import network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,12 +57,7 @@ def onnx_bytes(
 
 
 def add_one(shape: tuple[object, ...] = (1, 4)) -> bytes:
-    return onnx_bytes(
-        [helper.make_node("Add", ["x", "one"], ["y"])],
-        {"x": (TensorProto.FLOAT, shape)},
-        {"y": (TensorProto.FLOAT, shape)},
-        one=np.float32([1]),
-    )
+    return network(1, shape)
 
 
 def two_inputs() -> bytes:

@@ -11,12 +11,14 @@ from tritonclient.grpc import service_pb2_grpc
 
 from edge_server.api.calls import GRPC, CallMoments, RequestMetrics, traced
 from edge_server.api.control_calls import (
+    index_message,
     load_model,
     loading,
+    metadata_message,
     refuse_repository_name,
+    refuse_unknown_model,
     server_extensions,
     statistics_message,
-    tensor_metadata,
     unload_model,
     update_log_settings,
     update_trace_settings,
@@ -27,11 +29,10 @@ from edge_server.api.grpc.stream import InferStream
 from edge_server.api.grpc.traffic import COMPRESSED, Traffic
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
 from edge_server.api.parameters import EMPTY_FINAL_RESPONSE
-from edge_server.api.shared_memory import DISABLED
-from edge_server.errors import EdgeServerError, InvalidRequest, NotFound, Unavailable, Unsupported
+from edge_server.api.shared_memory import allowed
+from edge_server.errors import EdgeServerError, NotFound, Unsupported
 from edge_server.inference.tracing import Tracer
 from edge_server.process.logs import LogSwitches
-from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,15 +116,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         )
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
-        metadata = self._data_plane.metadata(request.name, request.version)
-        config = metadata.config
-        return pb.ModelMetadataResponse(
-            name=config.name,
-            versions=[str(version) for version in metadata.versions],
-            platform=config.kind,
-            inputs=tensor_metadata(config, config.inputs),
-            outputs=tensor_metadata(config, config.outputs),
-        )
+        return metadata_message(self._data_plane, request.name, request.version)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
         metadata = self._data_plane.metadata(request.name, request.version)
@@ -233,22 +226,13 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         self._data_plane.submit(request, respond, lease)
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        refuse_repository_name(request)
+        refuse_repository_name(request.repository_name)
         known = self._control or self._data_plane
-        response = pb.RepositoryIndexResponse()
-        for entry in known.index(only_ready=request.ready):
-            response.models.add(
-                name=as_utf8(entry.name),
-                version=str(entry.version) if entry.version else "",
-                state=entry.state.value,
-                reason=as_utf8(entry.reason),
-            )
-        return response
+        return index_message(known, only_ready=request.ready)
 
     def RepositoryModelLoad(self, request: bytes, call: UnaryCall) -> bytes:
         """Parse the message from bytes, as it may carry model files; see `read_load_request`."""
-        control = loading(self._control)
-        load_model(control, read_load_request(request), call)
+        load_model(loading(self._control), read_load_request(request), call)
         return b""
 
     def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
@@ -266,11 +250,12 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return response
 
     def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
-        self._regions().register(request.name, request.key, request.offset, request.byte_size)
+        regions = allowed(self._shared_memory)
+        regions.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
-        self._regions().unregister(request.name)
+        allowed(self._shared_memory).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
@@ -280,31 +265,21 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         return pb.CudaSharedMemoryStatusResponse()
 
     def CudaSharedMemoryRegister(self, request: Any, context: Any) -> Any:
-        self._regions()
+        allowed(self._shared_memory)
         raise Unsupported(
             f"failed to register CUDA shared memory region: '{request.name}', GPUs not supported"
         )
 
     def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
-        self._regions()
+        allowed(self._shared_memory)
         return pb.CudaSharedMemoryUnregisterResponse()
 
     def TraceSetting(self, request: Any, context: Any) -> Any:
-        name = request.model_name
-        if name:
-            try:
-                self._data_plane.find(name, "")
-            except (NotFound, Unavailable):
-                raise InvalidRequest(f"Request for unknown model : {name}") from None
-        return update_trace_settings(self._tracer, name, request.settings)
+        refuse_unknown_model(self._data_plane, request.model_name)
+        return update_trace_settings(self._tracer, request.model_name, request.settings)
 
     def LogSettings(self, request: Any, context: Any) -> Any:
         return update_log_settings(self._log_switches, request)
-
-    def _regions(self) -> SharedMemory:
-        if self._shared_memory is None:
-            raise Unsupported(DISABLED)
-        return self._shared_memory
 
 
 def _code_of(error: EdgeServerError) -> str:

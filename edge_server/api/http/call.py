@@ -207,7 +207,6 @@ class HttpCall:
 
     @staticmethod
     def of(scope: Scope) -> HttpCall:
-        """Return the call of a request."""
         return cast("HttpCall", scope["state"]["call"])
 
     async def read(self, receive: Receive) -> Message:

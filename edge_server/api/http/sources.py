@@ -189,7 +189,6 @@ class ProcessorUse:
         return min(1.0, max(0.0, (self._before[1] - before[1]) / total)) if total > 0 else 0.0
 
     def memory(self) -> BoardMemory:
-        """Return the memory of the board."""
         return read_memory(self._root)
 
     def _ticks(self) -> tuple[int, int] | None:

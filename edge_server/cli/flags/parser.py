@@ -61,7 +61,6 @@ class Flag:
 
     @property
     def help(self) -> str:
-        """The text for the help."""
         before = {"ignored": "no effect: ", "refused": "only false: "}.get(self.effect, "")
         return f"{before}{self.text}" if self.text else f"sets {self.path}"
 

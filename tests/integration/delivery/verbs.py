@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
+
+from support.verb import run_verb
 
 from edge_server.cli.model_push import pack
 from edge_server.cli.models import faults_of
@@ -12,6 +12,7 @@ from edge_server.repository.content import take_inventory
 from edge_server.repository.transfer import receive
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 
@@ -23,13 +24,7 @@ CONFIG = (
 
 
 def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_server", "models", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    return run_verb("models", *arguments)
 
 
 def done(*arguments: str | Path) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support.verb import run_verb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,15 +25,7 @@ class Device:
         self.config.write_text('[repository]\npaths = ["models"]\n[grpc]\nport = 0\n')
 
     def provision(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return self.run("provision", "--config", self.config, "--data", self.data, *arguments)
-
-    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "edge_server", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return run_verb("provision", "--config", self.config, "--data", self.data, *arguments)
 
     def file(self, text: str) -> Path:
         path = self.folder / "edge-server.toml"
@@ -72,7 +64,7 @@ def signed(text: str, key: Path) -> str:
 def test_what_it_writes_passes_check(device: Device) -> None:
     done = device.provision(device.file(FILE))
     assert done.returncode == 0, done.stderr
-    checked = device.run(
+    checked = run_verb(
         "check", "--config", device.config, "--metrics-port", "0", "--http-port", "0"
     )
     assert checked.returncode == 0, checked.stderr

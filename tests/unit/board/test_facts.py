@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 def test_all_facts_of_an_orin_nx_with_jetpack_6(tmp_path: Path) -> None:
     facts = read_board_facts(plant("orin_nx_jetpack6", tmp_path))
     assert facts.engines == (
-        BoardEngine("cpu 0", None, 1_190_400_000, 729_600_000, 1_497_600_000),
-        BoardEngine("cpu 4", None, 729_600_000, 729_600_000, 1_497_600_000),
-        BoardEngine("gpu", 0.734, 408_000_000, 306_000_000, 408_000_000),
+        BoardEngine("cpu 0", None, 1_190_400_000, 1_497_600_000),
+        BoardEngine("cpu 4", None, 729_600_000, 1_497_600_000),
+        BoardEngine("gpu", 0.734, 408_000_000, 408_000_000),
         BoardEngine("nvdla0", powered=True),
         BoardEngine("nvdla1", powered=False),
     )
@@ -59,7 +59,7 @@ def test_all_facts_of_an_orin_nx_with_jetpack_6(tmp_path: Path) -> None:
 
 def test_all_facts_of_a_slowed_down_agx_orin_with_jetpack_7(tmp_path: Path) -> None:
     facts = read_board_facts(plant("agx_orin_jetpack7", tmp_path))
-    assert facts.engines[-1] == BoardEngine("gpu", None, 306_000_000, 306_000_000, 1_300_500_000)
+    assert facts.engines[-1] == BoardEngine("gpu", None, 306_000_000, 1_300_500_000)
     assert facts.heat.throttled == ("cpu-throttle-alert",)
     assert facts.heat.supply_events == (
         EventCounter("oc1", 2),

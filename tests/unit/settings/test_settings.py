@@ -143,9 +143,15 @@ def test_each_mistake_names_the_file_and_the_key(path: Path, text: str, message:
     assert message in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"config\.toml: cannot be read: No such file"):
-        read_settings(path, {})
+def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
+    for make, why in (
+        (lambda: None, "No such file"),
+        (lambda: path.symlink_to(path), "Too many levels"),
+        (lambda: (path.unlink(), path.mkdir()), "Is a directory"),
+    ):
+        make()
+        with pytest.raises(SettingsError, match=rf"config\.toml: cannot be read: {why}"):
+            read_settings(path, {})
 
 
 def test_an_empty_file_is_refused_and_a_comment_is_the_defaults(path: Path) -> None:

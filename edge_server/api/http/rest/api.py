@@ -89,6 +89,10 @@ class RestCall:
     def version(self) -> str:
         return self.path.get("version", "")
 
+    @property
+    def repository(self) -> str:
+        return self.path.get("repository", "")
+
 
 class Answer(NamedTuple):
     """A response; its parts are sent one after the other and copied nowhere."""

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.control_calls import (
-    load_files,
+    index_message,
+    loading,
+    metadata_message,
     refuse_long_config,
+    refuse_repository_name,
+    refuse_unknown_model,
     server_extensions,
     statistics_message,
-    unload_model,
     update_log_settings,
     update_trace_settings,
 )
 from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.http.rest.api import NOTHING, Answer, as_json
-from edge_server.api.shared_memory import DISABLED
-from edge_server.errors import InternalError, InvalidRequest, NotFound, Unavailable, Unsupported
+from edge_server.api.shared_memory import allowed
+from edge_server.errors import InternalError, InvalidRequest, NotFound
 from edge_server.inference.data_plane import path_in_model
 from edge_server.model_config.parse import config_json
-from edge_server.process.utf8 import as_utf8
 
 if TYPE_CHECKING:
     from edge_server.api.http.rest.api import RestApi, RestCall
-    from edge_server.api.shared_memory import SharedMemory
-    from edge_server.model_config.config import ModelConfig
 
 
 def live(api: RestApi, _: RestCall) -> Answer:
@@ -54,28 +54,7 @@ def server_metadata(api: RestApi, _: RestCall) -> Answer:
 
 def model_metadata(api: RestApi, call: RestCall) -> Answer:
     """Return a model's inputs and outputs."""
-    metadata = api.data_plane.metadata(call.model, call.version)
-    config = metadata.config
-    return as_json(
-        {
-            "name": config.name,
-            "versions": [str(version) for version in metadata.versions],
-            "platform": config.kind,
-            "inputs": _tensors(config, config.inputs),
-            "outputs": _tensors(config, config.outputs),
-        }
-    )
-
-
-def _tensors(config: ModelConfig, specs: Any) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": spec.name,
-            "datatype": spec.datatype.value,
-            "shape": list(config.full_shape(spec)),
-        }
-        for spec in specs
-    ]
+    return as_json(_plain(metadata_message(api.data_plane, call.model, call.version)))
 
 
 def model_config(api: RestApi, call: RestCall) -> Answer:
@@ -94,7 +73,7 @@ def _plain(message: Any) -> dict[str, Any]:
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.message_type is None:
-            made[field.name] = value
+            made[field.name] = list(value) if hasattr(value, "append") else value
         elif field.message_type.GetOptions().map_entry:
             made[field.name] = {key: _plain(value[key]) for key in value}
         else:
@@ -105,21 +84,17 @@ def _plain(message: Any) -> dict[str, Any]:
 
 def repository_index(api: RestApi, call: RestCall) -> Answer:
     """Return the models of the repositories."""
-    _refuse_repository(call)
+    refuse_repository_name(call.repository)
     only_ready = fields.field(fields.read_json(call.body), "ready", bool, default=False)
-    found: list[dict[str, str]] = []
-    for entry in (api.control or api.data_plane).index(only_ready=only_ready):
-        described = {"name": as_utf8(entry.name)}
-        if entry.version or entry.state.value:
-            described["version"] = str(entry.version) if entry.version else ""
-            described |= {"state": entry.state.value, "reason": as_utf8(entry.reason)}
-        found.append(described)
-    return as_json(found)
+    known = api.control or api.data_plane
+    models = _plain(index_message(known, only_ready=only_ready))["models"]
+    # As Triton: one that was never loaded has its name alone.
+    return as_json([m if m["version"] or m["state"] else {"name": m["name"]} for m in models])
 
 
 def load(api: RestApi, call: RestCall) -> Answer:
     """Load a model; files of it come in base64."""
-    _refuse_repository(call)
+    refuse_repository_name(call.repository)
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in fields.read_load_parameters(call.body, api.longest_bytes).items():
@@ -130,25 +105,17 @@ def load(api: RestApi, call: RestCall) -> Answer:
             files[path_in_model(key)] = fields.load_value(key, value, bytes)
         else:
             raise InternalError("unexpected error on creating Triton parameter")
-    load_files(api.control, call.model, config, files, call.connection)
+    loading(api.control).load(call.model, config=config, files=files, cancellation=call.connection)
     return NOTHING
 
 
 def unload(api: RestApi, call: RestCall) -> Answer:
     """Unload a model."""
-    _refuse_repository(call)
+    refuse_repository_name(call.repository)
     parameters = fields.field(fields.read_json(call.body), "parameters", dict, default={})
-    request = pb.RepositoryModelUnloadRequest(model_name=call.model)
-    if "unload_dependents" in parameters:
-        dependents = fields.field(parameters, "unload_dependents", bool)
-        request.parameters["unload_dependents"].bool_param = dependents
-    unload_model(api.control, request)
+    dependents = fields.field(parameters, "unload_dependents", bool, default=False)
+    loading(api.control).unload(call.model, unload_dependents=dependents)
     return NOTHING
-
-
-def _refuse_repository(call: RestCall) -> None:
-    if call.path.get("repository"):
-        raise Unsupported("'repository_name' specification is not supported")
 
 
 def region_status(api: RestApi, call: RestCall) -> Answer:
@@ -166,7 +133,7 @@ def region_status(api: RestApi, call: RestCall) -> Answer:
 
 def register_region(api: RestApi, call: RestCall) -> Answer:
     """Register a region of shared memory."""
-    regions, name = _regions(api), call.path.get("region", "")
+    regions, name = allowed(api.shared_memory), call.path.get("region", "")
     if not name:
         raise InvalidRequest("'region name' is necessary to register system shared memory region")
     given = fields.read_json(call.body)
@@ -184,7 +151,7 @@ def register_region(api: RestApi, call: RestCall) -> Answer:
 
 def unregister_region(api: RestApi, call: RestCall) -> Answer:
     """Forget all regions, or one."""
-    _regions(api).unregister(call.path.get("region", ""))
+    allowed(api.shared_memory).unregister(call.path.get("region", ""))
     return NOTHING
 
 
@@ -198,7 +165,7 @@ def cuda_region_status(api: RestApi, call: RestCall) -> Answer:
 
 def register_cuda_region(api: RestApi, call: RestCall) -> Answer:
     """Refuse a region of CUDA shared memory."""
-    _regions(api)
+    allowed(api.shared_memory)
     name = call.path.get("region", "")
     if not name:
         raise InvalidRequest("'region name' is necessary to register cuda shared memory region")
@@ -209,23 +176,13 @@ def register_cuda_region(api: RestApi, call: RestCall) -> Answer:
 
 def unregister_cuda_region(api: RestApi, _: RestCall) -> Answer:
     """Do nothing: there is no region of CUDA shared memory."""
-    _regions(api)
+    allowed(api.shared_memory)
     return NOTHING
-
-
-def _regions(api: RestApi) -> SharedMemory:
-    if api.shared_memory is None:
-        raise Unsupported(DISABLED)
-    return api.shared_memory
 
 
 def trace_setting(api: RestApi, call: RestCall) -> Answer:
     """Return the trace settings, after the changes in the body."""
-    if call.model:
-        try:
-            api.data_plane.find(call.model, "")
-        except (NotFound, Unavailable):
-            raise InvalidRequest(f"Request for unknown model : {call.model}") from None
+    refuse_unknown_model(api.data_plane, call.model)
     request = pb.TraceSettingRequest()
     for key, value in _changes(call).items():
         values = request.settings[key].value

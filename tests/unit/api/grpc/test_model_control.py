@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.control_calls import load_model, unload_model
+from edge_server.api.control_calls import load_model, loading, unload_model
 from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class Notes:
     """A ModelControl that notes its calls."""
+
+    loads_on_request = True
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -97,6 +99,6 @@ def test_a_load_that_makes_no_sense_is_refused_in_the_contracts_words(
 def test_without_control_nothing_is_loaded_or_unloaded() -> None:
     text = "explicit model load / unload is not allowed if polling is enabled"
     with pytest.raises(Unavailable, match=text):
-        load_model(None, load())
+        loading(None)
     with pytest.raises(Unavailable, match=text):
         unload_model(None, pb.RepositoryModelUnloadRequest(model_name="m"))

@@ -144,6 +144,11 @@ def test_an_ensemble_leaves_an_overridden_member_as_it_is(
         ),
         ("{", {}, f"^{NOT_POLLED}: Invalid config override: "),
         ('{"no_such_field": 1}', {}, f"^{NOT_POLLED}: Invalid config override: "),
+        (
+            json.dumps(OVERRIDE),
+            {"any": b""},
+            rf"^{NOT_POLLED}: \(files of the request\)/m: at least one version must",
+        ),
         (json.dumps(OVERRIDE), {"1/" + "x" * 300: b""}, "cannot be kept: .*: File name too long"),
         (json.dumps(OVERRIDE), {"1" + "/x" * 1100: b""}, "1101 directories deep; at most 16"),
         (
