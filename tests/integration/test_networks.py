@@ -306,7 +306,8 @@ def test_a_candidate_has_a_retained_verdict_and_publishes_nothing_else(
 ) -> None:
     topics = Topics("truck-7")
     with listening(broker, topics.verdict("road", "candidate")) as inbox:
-        (message, *_) = wait_until(lambda: inbox.matching(lambda each: each.payload))
+        # 25 frames, and nine times their run of rest.
+        (message, *_) = wait_until(lambda: inbox.matching(lambda each: each.payload), 100)
     verdict = json.loads(message.payload)
     assert (verdict["model"], verdict["served"]) == ("lane_detection", "lane_detection")
     assert (verdict["outcome"], verdict["frames"] % 25) == ("watching", 0)

@@ -249,7 +249,7 @@ def test_any_address_makes_a_request(uri: str, target: bytes, host: bytes) -> No
     ],
 )
 def test_a_redirect_leads_to_http_alone_and_brings_no_password(place: str) -> None:
-    with pytest.raises(SourceError, match="redirects to what is no"):
+    with pytest.raises(SourceError, match="redirects to an address that is not"):
         _redirected(URI, URI, place, None)
 
 
