@@ -126,7 +126,7 @@ def test_what_of_a_model_has_no_effect_is_printed_and_an_error_if_strict(tmp_pat
     shutil.copytree(MODELS / "laneDetect_model", directory)
     (directory / "config.pbtxt").write_text(IN_VAIN)
     models = f"--model-repository={tmp_path / 'models'}"
-    done = edge("check", *PORTS, models, "--host-policy=cores,cpu-cores=0-1")
+    done = run_verb("check", *ANY_PORTS, models, "--host-policy=cores,cpu-cores=0-1")
     assert done.returncode == 0, done.stderr
     assert "model net version 1: READY" in done.stdout
     said = [line for line in done.stdout.splitlines() if "has no effect" in line]
@@ -140,7 +140,7 @@ def test_what_of_a_model_has_no_effect_is_printed_and_an_error_if_strict(tmp_pat
         "warning: model net: field 'instance_group.host_policy'",
         "note: --host-policy=cores,cpu-cores=0-1",
     }
-    done = edge("check", "--strict", *PORTS, models, "--host-policy=cores,cpu-cores=0-1")
+    done = run_verb("check", "--strict", *ANY_PORTS, models, "--host-policy=cores,cpu-cores=0-1")
     assert done.returncode == 78
     for line in said:
         assert line.partition(": ")[2] in done.stderr

@@ -88,7 +88,7 @@ def test_a_firmware_that_ignores_the_switch_is_an_error(firmware: Firmware) -> N
     def silent(arguments: list[str]) -> str:
         return "" if "set-active-boot-slot" in arguments else firmware.nvbootctrl(arguments)
 
-    with pytest.raises(Unavailable, match="slot B was chosen, and A would still boot"):
+    with pytest.raises(Unavailable, match="slot B was chosen, and A would boot instead"):
         BootSlots(firmware.root, silent).set_primary("B")  # type: ignore[arg-type]
 
 
