@@ -419,8 +419,8 @@ def test_plans_are_looked_for_at_boot_and_a_machine_without_any_is_well(unit: Un
     assert any("none is needed: no CUDA driver" in text for _, text in plans.journal())
     assert "edge-server.service" in plans["Before"]
     # One that needs a GPU, which this machine has not: said, and no unit in red.
-    network = 'platform: "tensorrt_plan"\ninstance_group [ { kind: KIND_GPU } ]\n'
-    container.write("/srv/plans/m/config.pbtxt", network)
+    needs_a_gpu = 'platform: "tensorrt_plan"\ninstance_group [ { kind: KIND_GPU } ]\n'
+    container.write("/srv/plans/m/config.pbtxt", needs_a_gpu)
     container.write_bytes("/srv/plans/m/1/model.onnx", network(1))
     container.write(CONFIG, '[repository]\npaths = ["/srv/plans"]\n')
     container.do("systemctl", "restart", "edge-server-plans")
