@@ -62,7 +62,10 @@ def test_a_release_wants_a_version_and_a_key(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"), [(["--dry-run"], 0), (["--key", "nobody@example.invalid"], 1)]
 )
-def test_a_release_names_every_obstacle_and_makes_nothing(arguments: list[str], code: int) -> None:
+def test_a_release_names_every_obstacle_and_makes_nothing(
+    arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GNUPGHOME", str(tmp_path))
     ran = run(SCRIPTS / "release", *arguments, "9.9.9")
     assert ran.returncode == code, ran
     for obstacle in (
