@@ -176,7 +176,7 @@ class Ends:
         return Ends(
             text.count("model m: canary: passed"),
             text.count("model m: rolled back"),
-            text.count("model m: serves on as it was, loading it anew failed"),
+            text.count("model m: serves on as it was, reloading it failed"),
             text.count("slower than its predecessor"),
             text.count("model m: READY"),
         )
