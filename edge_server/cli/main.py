@@ -115,7 +115,7 @@ def _command_line() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
             each.add_argument(
                 "--strict",
                 action="store_true",
-                help="what has no effect is an error: fields of models, flags, settings",
+                help="what has no effect is an error",
             )
         each.set_defaults(verb=verb)
     return parser, add_verbs(parser.prog, verbs, Verb.all_of(COMMANDS))

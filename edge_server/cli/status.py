@@ -78,14 +78,14 @@ def _models(models: tuple[ModelReport, ...] | None) -> Iterator[str]:
     if not models:
         yield f"{WARNING} no model is loaded"
         return
-    rows = [_MODELS + _MODEL_TIMES]
+    rows: list[tuple[str, ...]] = [_MODELS + _MODEL_TIMES]
     for each in models:
         counts = (UNKNOWN if c is None else str(c) for c in (each.requests, each.failed))
         times = map(number, (each.per_s, each.mean_ms, each.queue_ms, each.infer_ms))
         memory = number(each.memory_bytes and each.memory_bytes / 2**20, 0)
         where = each.backend or UNKNOWN, each.devices or UNKNOWN
         first = (each.name, each.version or UNKNOWN, each.state, *where)
-        rows.append((*first, *counts, *times, memory))  # type: ignore[arg-type]
+        rows.append((*first, *counts, *times, memory))
     lines = table(rows, left=range(5))
     yield f"  {lines[0]}"
     for each, line in zip(models, lines[1:], strict=True):

@@ -72,7 +72,7 @@ class _Served(NamedTuple):
     needs: ImageNeeds
 
 
-class Answer(NamedTuple):
+class NetworkAnswer(NamedTuple):
     """What a network found in one frame."""
 
     response: InferResponse
@@ -100,7 +100,9 @@ class NetworkModel:
         self._served: _Served | None = None
         self._view_of = lru_cache(4)(self._view)
 
-    def run(self, frame: Frame, deadline: float | None = None, *, replayed: bool = False) -> Answer:
+    def run(
+        self, frame: Frame, deadline: float | None = None, *, replayed: bool = False
+    ) -> NetworkAnswer:
         """Return what the network finds in `frame`.
 
         Args:
@@ -135,7 +137,7 @@ class NetworkModel:
             )
             response = snapshot.infer(request)
         tensors = {name: tensor.array for name, tensor in response.outputs.items()}
-        return Answer(response, contract.task, contract.result(tensors, view), view)
+        return NetworkAnswer(response, contract.task, contract.result(tensors, view), view)
 
     def grey_image(self, *, live: bool) -> Image:
         """Return an image such as the camera may give; see `LaneModel.grey_image`."""
@@ -369,7 +371,7 @@ class NetworkPipeline:
         if compared != self._compared:
             self._compared, self._agreement, self.verdict = compared, LaneAgreement(), None
 
-    def _compare(self, lane_frame: LaneFrame, answer: Answer) -> None:
+    def _compare(self, lane_frame: LaneFrame, answer: NetworkAnswer) -> None:
         latency = lane_frame.latency_us
         if not isinstance(answer.result, tuple):  # no lanes any more
             self._agreement.fail()
@@ -387,7 +389,7 @@ class NetworkPipeline:
             self.verdict = self._agreement.verdict()
 
     def _give(
-        self, lane_frame: LaneFrame, answer: Answer | None, failure: str, reason: str
+        self, lane_frame: LaneFrame, answer: NetworkAnswer | None, failure: str, reason: str
     ) -> None:
         if self.section.shadow_of is not None or not self.section.publish:
             return
@@ -440,7 +442,7 @@ class NetworkPipeline:
 
 
 def network_frame(
-    lane_frame: LaneFrame, network: str, answer: Answer | None, max_age_ms: int
+    lane_frame: LaneFrame, network: str, answer: NetworkAnswer | None, max_age_ms: int
 ) -> NetworkFrame:
     """Return the frame's own numbers, times and faults, with what the network found in it."""
     response = None if answer is None else answer.response

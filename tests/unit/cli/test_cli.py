@@ -104,7 +104,7 @@ def test_help_groups_what_can_be_chosen_with_defaults_and_an_example(
     assert "no effect: " not in text
     assert "--http-thread-count" not in text
     assert "Deprecated:" not in text
-    assert len(text.splitlines()) < 125
+    assert len(text.splitlines()) < 120
 
 
 def test_the_rest_of_tritonservers_flags_has_a_help_of_its_own(
