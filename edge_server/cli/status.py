@@ -19,6 +19,7 @@ from edge_server.cli.run import settings_of
 from edge_server.cli.status_report import DaemonSampler, make_report
 from edge_server.cli.tables import UNKNOWN, duration_text, number, size_text, table
 from edge_server.errors import Unavailable
+from edge_server.inference.registry import IDLE
 from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def _models(models: tuple[ModelReport, ...] | None) -> Iterator[str]:
     lines = table(rows, left=range(5))
     yield f"  {lines[0]}"
     for each, line in zip(models, lines[1:], strict=True):
-        yield f"{WARNING if each.degraded else _mark(each.state, 'READY')} {line}"
+        mark = OK if each.reason == IDLE else _mark(each.state, "READY")
+        yield f"{WARNING if each.degraded else mark} {line}"
         if each.reason:
             yield f"    {_one_line(each.reason)}"
 

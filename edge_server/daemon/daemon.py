@@ -255,6 +255,7 @@ class Daemon:
                 auxiliary.check(now, awake)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
+            self.control.unload_idle(now)
             model, since = self.data_plane.oldest_run()
             if (over_s := awake.since(since) - MODEL_STUCK_S) > 0:
                 text = f"model {model}: one run takes more than {MODEL_STUCK_S:g} s"

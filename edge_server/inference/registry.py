@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 # The reason of an unloaded model that is UNAVAILABLE: Triton's text; readiness ignores it.
 UNLOADED = "unloaded"
+# With it begins the reason of an idle version, see `ModelEntry.is_idle`.
+IDLE = "idle: its next request loads it"
 
 
 class RefCount:
@@ -212,7 +214,7 @@ class ModelEntry:
         version: 0 where the model failed before its version was known.
         reason: why the version is in this state, or the progress of its load; for a READY version,
             why its reload failed, the progress of its successor's load, or why it is degraded.
-        loaded: present when READY.
+        loaded: present when READY; of an idle version, what loads it for a request.
         may_pass: for an UNAVAILABLE version: its files are not known to be at fault, so the next
             attempt may succeed.
         configuration: of a READY version that is no ensemble.
@@ -225,6 +227,11 @@ class ModelEntry:
     loaded: LoadedModel | None = None
     may_pass: bool = False
     configuration: ServedConfiguration | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the version is out of memory until its next request, which it can respond to."""
+        return self.state is ModelState.UNAVAILABLE and self.loaded is not None
 
 
 class Snapshot:

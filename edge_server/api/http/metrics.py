@@ -202,7 +202,7 @@ def _models(sources: Sources) -> Iterator[Metric]:
     states = {
         (*key, state.value): entry.state is state
         for key, entry in entries
-        if entry.reason != UNLOADED  # on request: nobody misses it
+        if entry.reason != UNLOADED and not entry.is_idle  # on request: nobody misses it
         for state in ModelState
         if state is not ModelState.UNKNOWN  # never loaded, so it has no state to export
     }
