@@ -171,6 +171,13 @@ class ModelMetric:
     buckets: Mapping[float, int] = field(default_factory=dict)
 
 
+# `processes` is measured: memory of the model's processes that no other shares. `file` is the size
+# of its file, of which a library holds its own form within the daemon: the least that it takes.
+# `contexts` is device memory for the steps between inputs and outputs, as TensorRT reports it.
+# `buffers` is what the daemon has allocated for tensors, on the device and pinned on the host.
+MemoryKind = Literal["processes", "file", "contexts", "buffers"]
+
+
 class Model(Protocol):
     """One loaded version. A model makes instances and is closed once, after its last instance."""
 
@@ -190,10 +197,9 @@ class Model(Protocol):
     def metrics(self) -> Sequence[ModelMetric]:
         return ()
 
-    def memory_bytes(self) -> int | None:
-        """Return the memory of the model's processes; None for a model within the daemon, whose
-        memory cannot be told from that of others."""
-        return None
+    def memory_bytes(self) -> Mapping[MemoryKind, int]:
+        """Return the memory that is known to be the model's, by what is known of it."""
+        return {}
 
     def close(self) -> None:
         """Release what the model owns; nothing by default."""

@@ -24,7 +24,7 @@ from edge_server.requests import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from edge_server.backends.contract import Model, ModelMetric
+    from edge_server.backends.contract import MemoryKind, Model, ModelMetric
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import (
@@ -162,8 +162,8 @@ class LoadedModel:
     def metrics(self) -> Sequence[ModelMetric]:
         return () if self.model is None else self.model.metrics()
 
-    def memory_bytes(self) -> int | None:
-        return None if self.model is None else self.model.memory_bytes()
+    def memory_bytes(self) -> Mapping[MemoryKind, int]:
+        return {} if self.model is None else self.model.memory_bytes()
 
     def close(self) -> None:
         """Release the resources without another user; called when no request runs any more."""

@@ -18,7 +18,7 @@ from edge_server.api.calls import RequestMetrics
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.metrics import Exposition
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.backends.contract import Phases, TensorModel
+from edge_server.backends.contract import MemoryKind, Phases, TensorModel
 from edge_server.board.watch import BoardWatch, ClockWatch
 from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
@@ -132,8 +132,8 @@ def ready(name: str, statistics: ModelStatistics) -> ModelEntry:
 
 
 class OfProcesses(TensorModel):
-    def memory_bytes(self) -> int:
-        return 4096
+    def memory_bytes(self) -> dict[MemoryKind, int]:
+        return {"processes": 4096}
 
 
 def samples(given: Sources) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
