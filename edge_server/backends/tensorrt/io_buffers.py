@@ -484,10 +484,10 @@ class IoBuffers:
     @property
     def nbytes(self) -> int:
         """What is allocated, on the device and pinned on the host; on any thread."""
-        slots = [*list(self.inputs.values()), *list(self.outputs.values())]
         allocated = [each.memory for each in list(self.allocators.values())]
         return (
-            sum(slot.nbytes for slot in slots)
+            sum(slot.nbytes for slot in list(self.inputs.values()))
+            + sum(slot.nbytes for slot in list(self.outputs.values()))
             + sum(memory.nbytes for memory in allocated if memory is not None)
             + self.pool.held_bytes
         )

@@ -284,8 +284,8 @@ def _read_input(
     count, datatype = math.prod(shape), DATATYPES.get(type_name)
     if max(count, *shape, 0) > _MOST_COUNTED:
         raise InvalidRequest(
-            f"shape {shape_text(shape)} of input '{name}' causes total element count to exceed "
-            f"maximum size of {_MOST_COUNTED}"
+            f"shape {shape_text(tuple(shape))} of input '{name}' causes total element count to "
+            f"exceed maximum size of {_MOST_COUNTED}"
         )
     if datatype is not None and count * datatype.numpy.itemsize > _MOST_COUNTED:
         raise InvalidRequest(
