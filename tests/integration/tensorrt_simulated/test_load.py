@@ -154,9 +154,9 @@ def test_where_the_configuration_allows_it_the_gpu_takes_the_place_of_nvdla(
         side_car_path(workshop.plan).rename(side_car_path(beside))
     workshop.write(dla=True, side_car=side_car)
     instance: Any = workshop.instance(DLA % 0 + FALLBACK)
-    assert instance._engine.dla_core == 0
+    assert instance.engine.dla_core == 0
     workshop.tensorrt("dla_cores=0")
     instance = workshop.instance(DLA % 0 + FALLBACK)
-    assert instance._engine.dla_core is None
+    assert instance.engine.dla_core is None
     assert "runs on the GPU alone" in caplog.text
     np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
