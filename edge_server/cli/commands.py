@@ -103,8 +103,11 @@ models promote | cli.models:promote | put a candidate in the place of the model 
 models env | cli.model_env:make_environments | make what a Python model's requirements.txt names
     DIR  the model; each of its versions has a requirements.txt of its own, or none
     --to DIR  the state directory of the daemon; default: the installed one's, else yours
+    @config
   For each requirements.txt beside a model.py this has pip make a directory of packages, which the
   model imports before those of edge-server. What has been made of the same text is taken as it is.
+  The packages are of the Python that runs the model: edge-server's own, or what interpreters or
+  model_interpreters of [python] name for it.
   $ /srv/models/preprocess
 
 models sign | cli.models:sign | write a model's manifest and signature into its directory

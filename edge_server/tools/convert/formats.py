@@ -17,7 +17,7 @@ import numpy as np
 from edge_server.errors import ModelConfigError, SettingsError, Unavailable
 from edge_server.model_config.files import CONFIG_NAME, read_labels
 from edge_server.model_config.parse import read_model_config
-from edge_server.process.child import ChildFailed, missing_modules
+from edge_server.process.child import ChildFailed, examined
 from edge_server.process.in_child import missing
 from edge_server.repository.scan import files_in
 from edge_server.tensors import DataType
@@ -123,7 +123,7 @@ def lacks(python: Path, modules: Sequence[str]) -> list[str]:
         SettingsError: it is no Python.
     """
     try:
-        return missing_modules(str(python), modules)
+        return examined(str(python), modules)[1]
     except (OSError, ChildFailed) as error:
         raise SettingsError(f"--python {python}: is no Python that starts: {error}") from error
 
