@@ -218,8 +218,8 @@ convert | cli.convert:convert | make a model's directory of a file of another fr
 infer | cli.infer:run_infer | send one request to a model, with a picture or arrays
     MODEL
     |--image URI  a picture, or the first frame of any source that a camera can have
-    |--input NAME=FILE.npy...  an input as numpy saves arrays; repeatable. The batch dimension may
-        be left out
+    |--input NAME=FILE...  an input: an array that numpy.save wrote (.npy), the batch dimension
+        may be left out; or the bytes of any other file, such as a JPEG; repeatable
     --save RESULT  the picture with its lanes (.png, .jpg), or all outputs (.npz)
     --classes N  print the N best classes of each output
     --model-version VERSION  default: the latest
@@ -233,6 +233,7 @@ infer | cli.infer:run_infer | send one request to a model, with a picture or arr
   $ laneDetect_model --image 'synthetic://road?seed=7'
   $ classifier --image cat.png --classes 3
   $ my_model --input x=x.npy --input mask=mask.npy --save outputs.npz
+  $ my_ensemble --input input_image=img1.jpg
   $ my_model --input x=x.npy --json | jq '.outputs[0].shape'
   exit codes: 0 done, 1 the model failed, or there is no such model, 2 usage, 69 the daemon, the
   model or a file cannot be reached, 78 the model takes no such request, 130 interrupted
@@ -296,6 +297,11 @@ recordings | | inspect recordings, and export their pictures
   do not need the daemon, and change no recording.
   exit codes: 0 done, 2 usage, 69 a file cannot be read or written, 78 a library is missing, 130
   interrupted
+
+recordings list | cli.cameras:listed | list the recorder's files, the newest first
+    [FOLDER]  default: that of the settings
+    @config
+  $ --config /etc/edge_server/config.toml
 
 recordings info | cli.cameras:info | show the content of a recording, and whether it is complete
     FILE

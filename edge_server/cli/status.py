@@ -89,7 +89,8 @@ def _models(models: tuple[ModelReport, ...] | None) -> Iterator[str]:
     lines = table(rows, left=range(5))
     yield f"  {lines[0]}"
     for each, line in zip(models, lines[1:], strict=True):
-        yield f"{WARNING if each.degraded else _mark(each.state, 'READY')} {line}"
+        mark = _mark(each.state, "READY")
+        yield f"{WARNING if mark == OK and (each.degraded or each.reason) else mark} {line}"
         if each.reason:
             yield f"    {_one_line(each.reason)}"
 

@@ -210,3 +210,29 @@ def test_a_python_that_is_too_old_is_refused_with_the_oldest(serve_with: Serve) 
         assert re.search(r"it is Python 3\.\d, and 3\.10 is the oldest", failure(served))
         return
     pytest.skip("pyenv has no Python before 3.10 here")
+
+
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "x" data_type: TYPE_INT32 dims: -1 }
+output { name: "y" data_type: TYPE_INT32 dims: -1 }
+ensemble_scheduling { step {
+  model_name: "m" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
+} }
+"""
+
+
+def test_a_missing_module_is_told_with_its_remedy_and_once_with_its_traceback(
+    serve: Serve, write: Serve
+) -> None:
+    ensemble = write() / "e"
+    (ensemble / "1").mkdir(parents=True)
+    (ensemble / "config.pbtxt").write_text(ENSEMBLE)
+    served = serve(m=IMPORTS.replace("tiny", "PIL_of_nowhere"))
+    reasons = {entry.name: str(entry.reason) for entry in served.failed}
+    what = "No module named 'PIL_of_nowhere'; name it in a requirements.txt beside the model's file"
+    assert what in reasons["m"]
+    assert "\n\nAt:\n" in reasons["m"]
+    assert what in reasons["e"]
+    assert "At:" not in reasons["e"]
