@@ -55,7 +55,7 @@ output { name: "OUTPUT" data_type: TYPE_INT32 dims: 1 }
 instance_group { count: 2 kind: KIND_CPU }
 sequence_batching {
   max_sequence_idle_microseconds: 5000000
-  %s { }
+  %s
   control_input [
     { name: "START"
       control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } },
@@ -184,8 +184,8 @@ def write_models(repository: Path) -> None:
         "floats": IDENTITY.format(kind="FP32", dims=-1),
         "image": IDENTITY.format(kind="FP32", dims="3, 32, 32"),
         "strings": IDENTITY.format(kind="STRING", dims=1),
-        "sequence": SEQUENCE % "direct",
-        "oldest": SEQUENCE % "oldest",
+        "sequence": SEQUENCE % "direct { }",
+        "oldest": SEQUENCE % "oldest { max_candidate_sequences: 4 }",
         "repeat": REPEAT,
         "ensemble": ENSEMBLE,
     }
@@ -256,8 +256,6 @@ class Loaded:
             "--allow-client-shm=true",
             f"--trace-config=triton,file={folder / 'trace'}",
         )
-        self.process.wait_for("READY=1")
-        self.process.drain()
 
     def words(self, invocation: str) -> list[str]:
         here, metrics = self.folder, f"127.0.0.1:{self.process.metrics_port}/metrics"
@@ -273,8 +271,12 @@ class Loaded:
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     perf_analyzer()
     found = Loaded(tmp_path_factory.mktemp("perf_analyzer"))
-    yield found
-    found.process.close()
+    try:
+        found.process.wait_for("READY=1")
+        found.process.drain()
+        yield found
+    finally:
+        found.process.close()
 
 
 def test_there_are_fifty() -> None:
@@ -300,5 +302,5 @@ def test_perf_analyzer_measures(loaded: Loaded, invocation: str) -> None:
     assert rates, done.stdout
     assert all(float(rate) > 0 for rate in rates), done.stdout
     if "-f" in invocation.split():
-        rows = list(csv.DictReader((loaded.folder / "report.csv").open()))
+        rows = list(csv.DictReader((loaded.folder / "report.csv").read_text().splitlines()))
         assert float(rows[0]["Inferences/Second"]) > 0
