@@ -95,7 +95,8 @@ def _models(models: tuple[ModelReport, ...] | None) -> Iterator[str]:
     yield f"  {lines[0]}"
     for each, line in zip(models, lines[1:], strict=True):
         mark = OK if each.reason == IDLE else _mark(each.state, "READY")
-        yield f"{WARNING if each.degraded else mark} {line}"
+        told = each.degraded or (each.reason and each.reason != IDLE)
+        yield f"{WARNING if mark == OK and told else mark} {line}"
         if each.reason:
             yield f"    {_one_line(each.reason)}"
 

@@ -56,7 +56,8 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ('[cameras.front]\nurl = "x"', 'cameras.front.url: unknown key; did you mean "uri"?'),
         (
             '[cameras.front]\nuri = "x"\n[python]\ninterpreters = { torch = "x" }',
-            "python.interpreters.torch: unknown key; known: pytorch, tensorflow, openvino, paddle",
+            "python.interpreters.torch: unknown key; "
+            "known: python, pytorch, tensorflow, openvino, paddle",
         ),
         (
             '[cameras.front]\nuri = "x"\n[python]\ninterpreters = { pytorch = 1 }',

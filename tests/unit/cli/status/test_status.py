@@ -232,3 +232,12 @@ def test_the_json_is_the_whole_report(board: Board) -> None:
         "waiting": 2,
         "dropped": 5,
     }
+
+
+def test_a_model_that_serves_without_what_was_wanted_is_marked(board: Board) -> None:
+    index = list(sample(0.0, 0, metrics()).index or ())
+    (seg,) = (entry for entry in index if entry.name == "seg")
+    seg.reason = "refused: the new content is no ONNX file"
+    _, text = report(board, index=index)
+    assert "‼ seg" in text
+    assert "\n    refused: the new content is no ONNX file\n" in text
