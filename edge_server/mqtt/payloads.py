@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from edge_server.lanes.agreement import LaneVerdict
     from edge_server.lanes.types import LaneFrame, VehicleState
     from edge_server.pipeline.event_log import Event
+    from edge_server.repository.channel_follower import ChannelReport
     from edge_server.settings.sections import PayloadFormat
 
 PREFIX = "edge/v1"
@@ -137,22 +138,28 @@ class Topics:
         _check("model", model, _MODEL, "A-Z, a-z, 0-9, '_', '.' and '-', a letter or digit first")
         return f"{PREFIX}/{self.device}/models/{model}/state"
 
+    def channel(self, channel: str) -> str:
+        """Retained: what a channel says, and what became of its model here."""
+        _check("channel", channel, _NAME, "a-z, 0-9, '_' and '-'")
+        return f"{PREFIX}/{self.device}/channels/{channel}"
+
     def states(self) -> tuple[str, ...]:
-        """Filters for the retained topics of all models and cameras, those of earlier runs too."""
+        """Filters for the retained topics of all models, cameras and channels, those of earlier
+        runs too."""
         root = f"{PREFIX}/{self.device}"
         cameras = f"{root}/cameras/+"
-        of_models = f"{root}/models/+/state", f"{cameras}/networks/+/verdict"
+        of_models = f"{root}/models/+/state", f"{cameras}/networks/+/verdict", f"{root}/channels/+"
         return *of_models, f"{cameras}/status", f"{cameras}/calibration"
 
     def is_state(self, topic: str) -> bool:
-        """Whether `topic` is one of `states`, of a name that a model or a camera may have."""
+        """Whether `topic` is one of `states`, of a name that its subject may have."""
         levels = topic.split("/")
         if levels[:3] != [*PREFIX.split("/"), self.device]:
             return False
         match levels[3:]:
             case ["models", name, "state"]:
                 return _MODEL.fullmatch(name) is not None
-            case ["cameras", name, "status" | "calibration"]:
+            case ["cameras", name, "status" | "calibration"] | ["channels", name]:
                 return _NAME.fullmatch(name) is not None
             case ["cameras", name, "networks", network, "verdict"]:
                 return all(map(_NAME.fullmatch, (name, network)))
@@ -374,6 +381,25 @@ def camera_status(
             "text": as_utf8(text),
             "since": rfc3339(since_epoch_ns),
             **({"networks": of_networks} if of_networks else {}),
+        }
+    )
+
+
+def channel(report: ChannelReport) -> bytes:
+    """Return what a channel says, and what became of its model on this device."""
+    return _encode(
+        {
+            "channel": report.name,
+            "source": as_utf8(report.source),
+            "state": report.state,
+            "reason": as_utf8(report.reason),
+            "fault": as_utf8(report.fault),
+            "serial": report.serial,
+            "model": report.model,
+            "content": report.content,
+            "share": report.share,
+            "serves": report.serves,
+            "since": rfc3339(report.since_s * 1_000_000_000) if report.since_s else "",
         }
     )
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.process.histogram import Distribution
     from edge_server.process.worker import Worker
+    from edge_server.repository.channel_follower import ChannelReport
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
@@ -233,6 +234,10 @@ class Publisher:
         topic = self._networks[key]
         if self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
             link.ring()
+
+    def publish_channel(self, report: ChannelReport) -> None:
+        """Publish what a channel says, and what became of its model."""
+        self._put_state(self._topics.channel(report.name), payloads.channel(report))
 
     def publish_verdict(
         self, camera: str, network: str, model: str, served: str, verdict: LaneVerdict | None
