@@ -141,21 +141,26 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if status != "online" and row["heard_s"] is not None:
             status += f", {duration_text(row['heard_s'])}"
         for each in row["channels"] or [_known({})]:
-            word = "/".join(filter(None, (each["state"], each["fault"].partition(":")[0])))
             channel = each["channel"], str(each["serial"] or ""), each["model"]
             serves = each["serves"][:12], each["since"][:16]
-            found = (name, status, row["version"], *channel, *serves, word)
+            found = (name, status, row["version"], *channel, *serves, _word(each))
             cells.append(tuple(cell or UNKNOWN for cell in found))
             if text := "; ".join(filter(None, (each["reason"], each["fault"]))):
                 notes.append(f"{name}: {each['channel']}: {text}")
     return table(cells, left=range(len(_HEAD))) + notes + _summary(rows)
 
 
+def _word(channel: Mapping[str, Any]) -> str:
+    """Return the state of the model, and a word for the fault of the channel itself."""
+    fault = channel["fault"].partition(":")[0]
+    return f"{channel['state']} (channel {fault})" if fault else channel["state"]
+
+
 def _summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return how many vehicles are in each state, in a line for each channel."""
     states: dict[str, Counter[str]] = {}
     for each in (each for row in rows for each in row["channels"]):
-        states.setdefault(each["channel"], Counter())[each["state"]] += 1
+        states.setdefault(each["channel"], Counter())[_word(each)] += 1
     lines = {"vehicles": Counter(row["status"] for row in rows), **states}
     return [
         f"{name}: {', '.join(f'{count} {word}' for word, count in counts.most_common())}"

@@ -246,7 +246,7 @@ class SettingsReport:
 
 
 @dataclass(frozen=True)
-class ChannelState:
+class FollowedChannel:
     """A channel: `trouble` is a word for what a person should look at, empty without."""
 
     name: str
@@ -276,7 +276,7 @@ class DaemonReport:
     plans: PlansReport
     recorder: RecorderReport
     settings: SettingsReport
-    channels: tuple[ChannelState, ...] = ()
+    channels: tuple[FollowedChannel, ...] = ()
     faults: tuple[str, ...] = ()
 
 
@@ -481,10 +481,10 @@ def _recorder(settings: Settings, metrics: Scrape | None) -> RecorderReport:
     return RecorderReport(mode, bool(ok), *counts)
 
 
-def _channels(metrics: Scrape) -> tuple[ChannelState, ...]:
+def _channels(metrics: Scrape) -> tuple[FollowedChannel, ...]:
     serials = metrics.by_label("edge_channel_serial", "channel")
     return tuple(
-        ChannelState(
+        FollowedChannel(
             found["channel"],
             int(serials.get(found["channel"], 0)),
             found["state"],
