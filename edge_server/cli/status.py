@@ -191,7 +191,8 @@ def _recorder(report: DaemonReport) -> str:
 
 def _channels(report: DaemonReport) -> Iterator[str]:
     for each in report.channels:
-        words = " ".join(filter(None, (each.state.replace("_", " "), each.trouble)))
+        words = each.state.replace("_", " ")
+        words += f", {each.trouble}" if each.trouble not in ("", each.state) else ""
         mark = FAULT if each.trouble else OK
         yield f"{mark} channel {each.name}: serial {each.serial}, {words}"
 

@@ -79,6 +79,10 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return release
 
 
+class _Serial(msgspec.Struct):
+    serial: int
+
+
 class Surroundings(NamedTuple):
     """What a vehicle knows of itself; None is not known.
 
@@ -164,6 +168,11 @@ def index_of(origin: Origin, source: str, keys: PublicKeys) -> str:
     return index
 
 
+def serial_of(index: str) -> int:
+    """Return the serial of an index that was accepted, also of a later version's; 0 without one."""
+    return msgspec.json.decode(index, type=_Serial).serial if index else 0
+
+
 def require_newer(source: str, index: str, known: str) -> Release:
     """Return the release of `index`, which may follow the index `known`, or be it.
 
@@ -172,7 +181,7 @@ def require_newer(source: str, index: str, known: str) -> Release:
     release = Release.parse(index)
     if release.channel != channel_of(source):
         raise ModelConfigError(f"{source}: its index is that of {release.channel[:200]}")
-    before = Release.parse(known).serial if known else 0
+    before = serial_of(known)
     if release.serial < before:
         raise ModelConfigError(
             f"{source}: its serial {release.serial} is older than {before}, which this device has "

@@ -8,7 +8,7 @@ import logging
 import random
 import shutil
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -128,7 +128,9 @@ class ChannelFollower:
         self._on_news = on_news
         self._mark = marks.channel(name)
         self._placed_ns = 0
-        self._release = Release.parse(self._mark.index) if self._mark.index else None
+        self._release: Release | None = None
+        with suppress(ModelConfigError):  # of a later version, which ran here before
+            self._release = Release.parse(self._mark.index)
         self._retry = Backoff(min(_RETRY_S, interval_s), interval_s)
         self._fault = ""
         self._due_s = time.monotonic() + self._retry.next_s()
@@ -220,10 +222,13 @@ class ChannelFollower:
         self._on_news("placed", self._look())
 
     def _conclude(self) -> None:
-        """Report the outcome of what was placed, once, over restarts too."""
-        state, mark = self.report.state, self._mark
-        is_placed = mark.placed == self.report.content
-        if is_placed and state in _OUTCOMES and state != mark.outcome:
+        """Report the outcome of the release, once, over restarts too."""
+        state, content, mark = self.report.state, self.report.content, self._mark
+        if state not in _OUTCOMES:
+            return
+        if mark.placed != content:  # it was there already, or somebody pushed it
+            mark = ChannelMark(mark.index, content, int(time.time()))
+        if state != mark.outcome:
             self._keep(replace(mark, outcome=state))
             self._on_news(state, self.report)
 

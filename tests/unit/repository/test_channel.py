@@ -118,6 +118,12 @@ def test_only_a_newer_index_of_this_channel_counts(
         require_newer(SOURCE, encoded(changed(release, **fields)), known)
 
 
+def test_the_serial_of_a_later_versions_index_still_counts(release: Release) -> None:
+    later = '{"serial":8,"format":2,"more":[1]}'
+    with pytest.raises(ModelConfigError, match="serial 7 is older than 8"):
+        require_newer(SOURCE, encoded(release), later)
+
+
 @pytest.mark.parametrize(
     "index",
     ["", "{", "[" * 100_000, '{"serial": 1}', '{"format": 2}'],
