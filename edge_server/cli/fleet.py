@@ -3,11 +3,12 @@ report."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from datetime import datetime  # noqa: TC003 - msgspec reads the annotation
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from edge_server.cli.model_push import pack
 from edge_server.cli.run import broker_of
@@ -16,6 +17,7 @@ from edge_server.cli.verbs import FAILED, OK
 from edge_server.errors import SettingsError
 from edge_server.mqtt.clients import read_retained
 from edge_server.mqtt.payloads import PREFIX
+from edge_server.process.utf8 import shown
 from edge_server.repository.channel import ChannelPublisher
 from edge_server.repository.manifest import SigningKey
 from edge_server.settings import Mqtt, read_settings
@@ -24,10 +26,65 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
+T = TypeVar("T")
+
 # Vehicles publish their health every 10 s.
 _SILENT_S = 60.0
 _HEAD = ("VEHICLE", "STATUS", "VERSION", "CHANNEL", "SERIAL", "MODEL", "SERVES", "SINCE", "STATE")
-_BAD = ("refused", "rolled_back")
+
+
+class _Status(msgspec.Struct):
+    state: str = "silent"
+    version: str = ""
+
+
+class _Stamp(msgspec.Struct):
+    time: datetime
+
+
+class _Health(msgspec.Struct):
+    time: _Stamp | None = None
+
+
+class Channel(msgspec.Struct):
+    """What a vehicle says of a channel: `payloads.channel`, of any version."""
+
+    channel: str = ""
+    source: str = ""
+    state: str = ""
+    reason: str = ""
+    fault: str = ""
+    serial: int = 0
+    model: str = ""
+    content: str = ""
+    share: float = 0.0
+    serves: str = ""
+    since: str = ""
+
+    @property
+    def word(self) -> str:
+        """The state of the model, and a word for the fault of the channel itself."""
+        fault = self.fault.partition(":")[0]
+        return f"{self.state} (channel {fault})" if fault else self.state
+
+    @property
+    def is_bad(self) -> bool:
+        return self.state in ("refused", "rolled_back") or self.fault.startswith("refused")
+
+
+class Vehicle(msgspec.Struct):
+    """What a vehicle has retained.
+
+    Attributes:
+        status: `online`, `starting`, `offline`, or `silent` where it is not heard any more.
+        heard_s: the age of its newest health; None without one.
+    """
+
+    vehicle: str
+    status: str = "silent"
+    version: str = ""
+    heard_s: float | None = None
+    channels: list[Channel] = []
 
 
 def publish(arguments: argparse.Namespace) -> int:
@@ -53,21 +110,14 @@ def publish(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    rows = vehicles(
-        read_retained(
-            _broker(arguments),
-            [f"{PREFIX}/+/{topic}" for topic in ("status", "health", "channels/+")],
-            arguments.quiet_secs,
-        ),
-        time.time(),
-    )
+    filters = [f"{PREFIX}/+/{topic}" for topic in ("status", "health", "channels/+")]
+    retained = read_retained(_broker(arguments), filters, arguments.quiet_secs)
+    rows = vehicles(retained, time.time())
     if arguments.json:
-        print(json.dumps(rows, indent=2))
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
-        print("\n".join(_lines(rows)))
-    channels = (each for row in rows for each in row["channels"])
-    bad = (each["state"] in _BAD or each["fault"].startswith("refused") for each in channels)
-    return FAILED if any(bad) else OK
+        print("\n".join(lines(rows)))
+    return FAILED if any(each.is_bad for row in rows for each in row.channels) else OK
 
 
 def _broker(arguments: argparse.Namespace) -> Mqtt:
@@ -79,90 +129,48 @@ def _broker(arguments: argparse.Namespace) -> Mqtt:
     return mqtt
 
 
-def vehicles(retained: Mapping[str, bytes], now_s: float) -> list[dict[str, Any]]:
-    """Return each vehicle with its channels, by what it has retained.
-
-    `status` is `online`, `starting`, `offline`, or `silent` where it is not heard any more;
-    `heard_s` is the age of its newest health, None without one.
-    """
-    found: dict[str, dict[str, Any]] = {}
+def vehicles(retained: Mapping[str, bytes], now_s: float) -> list[Vehicle]:
+    """Return each vehicle with its channels, by what it has retained."""
+    found: dict[str, Vehicle] = {}
     for topic, payload in sorted(retained.items()):
-        device, *rest = topic.removeprefix(f"{PREFIX}/").split("/")
-        said = _object(payload)
-        new = {"vehicle": device, "status": "silent", "version": "", "heard_s": None}
-        vehicle = found.setdefault(device, {**new, "channels": []})
-        if rest == ["status"]:
-            vehicle["status"] = str(said.get("state", "silent"))
-            vehicle["version"] = str(said.get("version", ""))
-        elif rest == ["health"]:
-            vehicle["heard_s"] = _age_s(said.get("time"), now_s)
-        elif said:
-            vehicle["channels"].append(_known(said))
-    for vehicle in found.values():
-        heard_s = vehicle["heard_s"]
-        if vehicle["status"] == "online" and (heard_s is None or heard_s > _SILENT_S):
-            vehicle["status"] = "silent"
+        device, what, *_ = topic.removeprefix(f"{PREFIX}/").split("/")
+        vehicle = found.setdefault(device, Vehicle(device))
+        if what == "status":
+            said = _read(payload, _Status)
+            vehicle.status, vehicle.version = said.state, said.version
+        elif what == "health" and (stamp := _read(payload, _Health).time) is not None:
+            vehicle.heard_s = max(0.0, now_s - stamp.time.timestamp())
+        elif what == "channels":
+            vehicle.channels.append(_read(payload, Channel))
+    for each in found.values():
+        if each.status == "online" and (each.heard_s is None or each.heard_s > _SILENT_S):
+            each.status = "silent"
     return list(found.values())
 
 
-def _known(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a channel that this version knows, of any vehicle's version."""
-    texts = ("channel", "source", "state", "reason", "fault", "model", "content", "serves", "since")
-    found: dict[str, Any] = {name: str(said.get(name, "")) for name in texts}
-    numbers = {name: said.get(name) for name in ("serial", "share")}
-    return found | {n: v if isinstance(v, int | float) else 0 for n, v in numbers.items()}
-
-
-def _object(payload: bytes) -> dict[str, Any]:
-    """Return the JSON object of a payload; an empty one where a client published something else."""
+def _read(payload: bytes, kind: type[T]) -> T:
+    """Return the message; an empty one where a client has published something else."""
     try:
-        found = json.loads(payload)
+        return msgspec.json.decode(payload, type=kind)
     except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return kind()
 
 
-def _age_s(stamp: object, now_s: float) -> float | None:
-    said = stamp.get("time") if isinstance(stamp, dict) else None
-    try:
-        moment = datetime.fromisoformat(str(said).replace("Z", "+00:00"))
-        return max(0.0, now_s - moment.timestamp())
-    except (ValueError, TypeError):
-        return None
-
-
-def _lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not rows:
-        return ["no vehicle has retained a state"]
-    cells: list[tuple[str, ...]] = [_HEAD]
-    notes = []
+def lines(rows: Sequence[Vehicle]) -> list[str]:
+    """Return the table, then the reasons, then how many vehicles are in each state."""
+    cells, notes = [_HEAD], []
+    counts = {"vehicles": Counter(row.status for row in rows)}
     for row in rows:
-        name, status = row["vehicle"], row["status"]
-        if status != "online" and row["heard_s"] is not None:
-            status += f", {duration_text(row['heard_s'])}"
-        for each in row["channels"] or [_known({})]:
-            channel = each["channel"], str(each["serial"] or ""), each["model"]
-            serves = each["serves"][:12], each["since"][:16]
-            found = (name, status, row["version"], *channel, *serves, _word(each))
+        silent = row.status != "online" and row.heard_s is not None
+        status = f"{row.status}, {duration_text(row.heard_s or 0)}" if silent else row.status
+        for each in row.channels or [Channel()]:
+            model = each.channel, str(each.serial or ""), each.model, each.serves[:12]
+            found = (row.vehicle, status, row.version, *model, each.since[:16], each.word)
             cells.append(tuple(cell or UNKNOWN for cell in found))
-            if text := "; ".join(filter(None, (each["reason"], each["fault"]))):
-                notes.append(f"{name}: {each['channel']}: {text}")
-    return table(cells, left=range(len(_HEAD))) + notes + _summary(rows)
-
-
-def _word(channel: Mapping[str, Any]) -> str:
-    """Return the state of the model, and a word for the fault of the channel itself."""
-    fault = channel["fault"].partition(":")[0]
-    return f"{channel['state']} (channel {fault})" if fault else channel["state"]
-
-
-def _summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how many vehicles are in each state, in a line for each channel."""
-    states: dict[str, Counter[str]] = {}
-    for each in (each for row in rows for each in row["channels"]):
-        states.setdefault(each["channel"], Counter())[_word(each)] += 1
-    lines = {"vehicles": Counter(row["status"] for row in rows), **states}
-    return [
-        f"{name}: {', '.join(f'{count} {word}' for word, count in counts.most_common())}"
-        for name, counts in lines.items()
-    ]
+            if text := "; ".join(filter(None, (each.reason, each.fault))):
+                notes.append(f"{row.vehicle}: {each.channel}: {text}")
+        for each in row.channels:
+            counts.setdefault(each.channel, Counter())[each.word] += 1
+    for name, of in counts.items():
+        notes.append(f"{name}: {', '.join(f'{n} {word}' for word, n in of.most_common())}")
+    return [*table(cells, left=range(len(_HEAD))), *map(shown, notes)]

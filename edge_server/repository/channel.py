@@ -70,12 +70,18 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def parse(index: str) -> Release:
+        """Raises: ModelConfigError: it is none, or has a condition that no device can know."""
         try:
             release = msgspec.json.decode(index, type=Release)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ModelConfigError(f"its index cannot be read: {error}") from error
         if not is_model_name(release.model):
             raise ModelConfigError(f"its index names '{release.model[:200]}', which is no model")
+        if unknown := sorted(release.conditions.keys() - set(CONDITIONS)):
+            raise ModelConfigError(
+                f"its condition '{unknown[0][:64]}' is nothing that this device can know; it knows "
+                f"{', '.join(CONDITIONS)}"
+            )
         return release
 
 
@@ -112,15 +118,7 @@ def position(content: str, device: str) -> float:
 
 
 def decide(release: Release, device: str, of: Surroundings) -> Decision:
-    """Return whether `device` takes `release` now. Nothing else decides about that.
-
-    Raises: ModelConfigError: the release has a condition that no vehicle can know.
-    """
-    if unknown := sorted(release.conditions.keys() - set(CONDITIONS)):
-        raise ModelConfigError(
-            f"its condition '{unknown[0][:64]}' is nothing that this device can know; it knows "
-            f"{', '.join(CONDITIONS)}"
-        )
+    """Return whether `device` takes `release` now. Nothing else decides about that."""
     if position(release.content, device) >= release.share:
         return Decision("not_in_share", f"{release.share:g} % of the vehicles take it")
     if (release.not_before or release.not_after) and of.now is None:

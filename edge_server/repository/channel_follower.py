@@ -182,7 +182,6 @@ class ChannelFollower:
         with closing(open_origin(self._source, ca_file=self._ca_file)) as origin:
             index = index_of(origin, self._source, self._keys)
             release = require_newer(self._source, index, self._mark.index)
-            self._decide(release)  # raises before the serial counts
             if index != self._mark.index:
                 # Durable before anything follows from it.
                 self._keep(replace(self._mark, index=index))
@@ -197,8 +196,7 @@ class ChannelFollower:
 
     def _place(self, origin: Origin, release: Release) -> None:
         """Fetch the model, and place it where the vehicle still takes it."""
-        files = [file for file in origin.files if file.sha256 == release.archive]
-        if len(origin.files) != 1 or not files:
+        if [file.sha256 for file in origin.files] != [release.archive]:
             raise ModelConfigError(
                 f"{self._source}: has another archive than its signed index names"
             )

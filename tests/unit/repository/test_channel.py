@@ -97,7 +97,7 @@ def test_times_and_conditions_are_waited_for(
 
 def test_a_condition_that_no_device_can_know_is_refused_by_its_name(release: Release) -> None:
     with pytest.raises(ModelConfigError, match="'wifi' is nothing that this device can know"):
-        decide(changed(release, conditions={"wifi": 1, "parked_s": 1}), "truck-1", KNOWN)
+        Release.parse(encoded(changed(release, conditions={"wifi": 1, "parked_s": 1})))
 
 
 @pytest.mark.parametrize(

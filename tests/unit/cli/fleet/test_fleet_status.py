@@ -29,7 +29,7 @@ def retained(
 
 
 def lines(found: dict[str, bytes]) -> list[str]:
-    return fleet._lines(fleet.vehicles(found, NOW_S))
+    return fleet.lines(fleet.vehicles(found, NOW_S))
 
 
 def test_each_vehicle_has_a_row_with_what_serves_and_since_when() -> None:
@@ -55,7 +55,7 @@ def test_who_is_offline_or_not_heard_is_silent() -> None:
         **retained("truck-2", GOOD, state="offline", heard_s=86_400),
         **retained("truck-3"),
     }
-    assert {each["vehicle"]: each["status"] for each in fleet.vehicles(found, NOW_S)} == {
+    assert {each.vehicle: each.status for each in fleet.vehicles(found, NOW_S)} == {
         "truck-1": "silent",
         "truck-2": "offline",
         "truck-3": "online",
@@ -72,9 +72,9 @@ def test_what_other_clients_publish_there_ends_nothing() -> None:
     found = {
         "edge/v1/truck-1/status": b"\xff",
         "edge/v1/truck-1/health": b'{"time":{"time":3}}',
-        "edge/v1/truck-2/channels/lanes": b'{"serial":"x","reason":["\\u001b"],"share":null}',
+        "edge/v1/truck-2/channels/lanes": b'{"serial":"x","reason":"\\u001b[2J","share":null}',
         "edge/v1/truck-3/channels/lanes": b"[" * 10_000,
     }
-    assert [each["status"] for each in fleet.vehicles(found, NOW_S)] == ["silent"] * 3
-    assert lines(found)
-    assert lines({}) == ["no vehicle has retained a state"]
+    assert [each.status for each in fleet.vehicles(found, NOW_S)] == ["silent"] * 3
+    assert "\x1b" not in "".join(lines(found))
+    assert lines({})[1:] == ["vehicles: "]
