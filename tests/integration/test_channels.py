@@ -6,6 +6,9 @@ The same for 300 vehicles, without inference: `python benchmarks/fleet.py`.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,13 +28,12 @@ from edge_server.repository.channel import Release
 from edge_server.repository.manifest import SigningKey, make_keys
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from support.certificates import Authority
     from support.daemon_process import Process
 
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "fleet.py"
 WAIT_S = 60.0
 TOPIC = "edge/v1/truck-7/channels/lanes"
 EVENTS = "edge/v1/truck-7/events/model"
@@ -310,3 +312,18 @@ def test_a_change_needs_the_key_of_the_index(fleet: Fleet) -> None:
     refused = run_verb("models", "publish", *to)
     assert refused.returncode == 78
     assert "has no index that this key has signed" in refused.stderr
+
+
+@pytest.mark.serial
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_300_vehicles_stop_a_bad_network_at_its_first_share() -> None:
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, "--vehicles", "300", "--interval", "10"],
+        capture_output=True,
+        text=True,
+        timeout=1100,
+        cwd=BENCHMARK.parents[1],
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -16,6 +16,7 @@ from support.adding_models import build, network
 from support.daemon_process import Process
 from support.free_ports import free_ports
 from support.waiting import wait_until
+from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +79,7 @@ def test_a_rolling_restart_fails_no_call(servers: Servers) -> None:
         while not over.is_set():
             try:
                 answers.append(float(client.infer("m", [x]).as_numpy("y")[0]))
-            except Exception as error:
+            except InferenceServerException as error:
                 failures.append(error)
 
     def both_answer() -> None:
