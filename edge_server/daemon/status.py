@@ -321,14 +321,14 @@ class StatusReport:
         status line where it differs from the last one; return that line."""
         self._board.check()
         device = self._board.latest
+        # Before the device is online, when topics without a state are cleared.
+        for each in (channel.report for channel in self._channels):
+            self._attempt(f"channel {each.name}", self._publisher.publish_channel, each)
         with self._going_on("cameras"):
             self._report_cameras(tuple(self._pipelines), device)
         with self._going_on("models"):
             entries = self._report_models()
             self._attempt("model events", self._events.see_models, entries)
-        for channel in self._channels:
-            report = channel.report
-            self._attempt(f"channel {report.name}", self._publisher.publish_channel, report)
         self._report_device(device)
         self._attempt("device events", self._events.see_device, device.reasons)
         status = "cannot be reported"
