@@ -158,7 +158,8 @@ def _read(payload: bytes, kind: type[T]) -> T:
 
 def lines(rows: Sequence[Vehicle]) -> list[str]:
     """Return the table, then the reasons, then how many vehicles are in each state."""
-    cells, notes = [_HEAD], []
+    cells: list[tuple[str, ...]] = [_HEAD]
+    notes: list[str] = []
     counts = {"vehicles": Counter(row.status for row in rows)}
     for row in rows:
         silent = row.status != "online" and row.heard_s is not None

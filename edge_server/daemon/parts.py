@@ -309,9 +309,8 @@ def channel_followers(
         text = f"channel {report.name}, serial {report.serial}, {report.content[:12]}"
         if detail := report.fault if cause == "index_refused" else report.reason:
             text = f"{text}: {detail}"
-        of_what = {"model": report.model}
-        times = time.monotonic_ns(), time.time_ns()
-        events.put(Event("model", "instant", f"channel_{cause}", text, *times, **of_what))
+        cause, times = f"channel_{cause}", (time.monotonic_ns(), time.time_ns())
+        events.put(Event("model", "instant", cause, text, *times, model=report.model))
 
     check_channels(settings.repository)
     return [

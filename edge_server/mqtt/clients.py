@@ -129,7 +129,7 @@ def read_retained(mqtt: Mqtt, filters: Sequence[str], quiet_s: float) -> dict[st
     def take(_client: object, _data: object, message: paho.MQTTMessage) -> None:
         nonlocal heard_s
         if message.retain:
-            found[message.topic] = message.payload
+            found[message.topic] = bytes(message.payload)
             heard_s = time.monotonic()
 
     def note(_client: object, _data: object, _mid: int, codes: list[Any], _more: object) -> None:

@@ -230,7 +230,7 @@ def _small_file(fetch: Callable[[], Body], what: str) -> bytes:
 
 
 def fetch(
-    origin: Origin, cache: Path, progress: Callable[[int], None], name: str
+    origin: Origin, cache: Path, progress: Callable[[int], object], name: str
 ) -> tuple[Path, Delivery]:
     """Return the directory in `cache` that holds the model of `origin`, as the model `name`.
 

@@ -258,7 +258,7 @@ class S3Store:
 def download(
     file: RemoteFile,
     target: Path,
-    progress: Callable[[int], None],
+    progress: Callable[[int], object],
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
     """Return once `target` holds the content of `file`, checked against its digest.
@@ -306,7 +306,7 @@ def download(
         tag_file.unlink(missing_ok=True)
 
 
-def _fetch(file: RemoteFile, part: Path, tag_file: Path, progress: Callable[[int], None]) -> None:
+def _fetch(file: RemoteFile, part: Path, tag_file: Path, progress: Callable[[int], object]) -> None:
     most = MOST_BYTES if file.size is None else file.size
     offset = _size_bytes(part)
     if file.size is not None and offset == file.size:
