@@ -78,6 +78,7 @@ class Fleet:
             [repository]
             paths = ["{self.repository}"]
             store = "{folder / "store"}"
+            mode = "poll"
             probation_requests = 20
             probation_s = 0.5
             [repository.channels.lanes]
