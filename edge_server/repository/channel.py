@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,15 +20,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edge_server.errors import ModelConfigError, NotFound, SettingsError, Unavailable
+from edge_server.errors import ModelConfigError, NotFound, SettingsError
 from edge_server.process.disk import file_sha256
 from edge_server.repository.manifest import SIGNATURE_BYTES
 from edge_server.repository.remote import open_origin
+from edge_server.repository.remote_files import oci_client
 from edge_server.repository.scan import is_model_name
 from edge_server.repository.transfer import write_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from edge_server.repository.manifest import PublicKeys, SigningKey
     from edge_server.repository.remote import Origin
@@ -225,7 +226,7 @@ class ChannelPublisher:
             annotations = self._annotations(release)
             unpack = {"io.deis.oras.content.unpack": "true"}
             about.write_text(json.dumps({"$manifest": annotations, str(archive): unpack}))
-            with self._registry() as client:
+            with oci_client(self._source) as client:
                 client.push(
                     target=self._source.removeprefix("oci://"),
                     files=[f"{archive}:application/vnd.oci.image.layer.v1.tar"],
@@ -245,7 +246,7 @@ class ChannelPublisher:
                 f"{self._source}: has no index that this key has signed; give the model's DIR"
             )
         release = self._release(**{**msgspec.structs.asdict(self.before), **fields})
-        with self._registry() as client:
+        with oci_client(self._source) as client:
             container = client.get_container(self._source.removeprefix("oci://"))
             manifest = client.get_manifest(container)
             manifest["annotations"] = self._annotations(release)
@@ -263,19 +264,6 @@ class ChannelPublisher:
     def _annotations(self, release: Release) -> dict[str, str]:
         index = msgspec.json.encode(release, order="sorted")
         return {_INDEX: index.decode(), _SIGNATURE: _text(self._key.sign(index))}
-
-    @contextmanager
-    def _registry(self) -> Iterator[Any]:
-        import oras.client  # noqa: PLC0415 - slow to import, as in `remote_files`
-        import requests  # noqa: PLC0415 - likewise
-
-        client = oras.client.OrasClient()
-        try:
-            yield client
-        except (ValueError, requests.RequestException) as error:
-            raise Unavailable(f"{self._source}: does not accept it: {error}") from error
-        finally:
-            client.session.close()
 
 
 def _text(signature: bytes) -> str:

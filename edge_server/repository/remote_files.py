@@ -183,6 +183,24 @@ class OciRepository(HttpsStore):
         return response
 
 
+@contextmanager
+def oci_client(source: str) -> Iterator[Any]:
+    """Yield oras' client, which sends artifacts to a registry.
+
+    Raises: Unavailable: the registry cannot be reached, or refuses what the block sends.
+    """
+    import oras.client  # noqa: PLC0415 - see above
+    import requests  # noqa: PLC0415 - see above
+
+    client = oras.client.OrasClient()
+    try:
+        yield client
+    except (ValueError, requests.RequestException) as error:
+        raise Unavailable(f"{source}: does not accept it: {error}") from error
+    finally:
+        client.session.close()
+
+
 class S3Store:
     """The objects of one bucket. Raises: SettingsError: the configuration of AWS is wrong."""
 
