@@ -34,6 +34,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import oras.client
 import paho.mqtt.client as mqtt
 
@@ -174,7 +175,7 @@ class Fleet:
                     each.follower.step(time.monotonic())
                     if each.follower.report != each.published:
                         each.published = each.follower.report
-                        self._tell(each, "channels/lanes", payloads.channel(each.published))
+                        self._tell(each, "channels/lanes", msgspec.json.encode(each.published))
 
     def _tell(self, vehicle: Vehicle, topic: str, payload: bytes) -> None:
         self._client.publish(f"{payloads.PREFIX}/{vehicle.device}/{topic}", payload, 1, retain=True)

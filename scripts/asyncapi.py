@@ -192,7 +192,10 @@ _STATES: dict[str, dict[str, Any]] = {
         content={**_TEXT, "description": "The digest of the model that the channel names."},
         share={**_NUMBER, "description": "Of the vehicles, in percent."},
         serves={**_TEXT, "description": "The digest of the model that serves."},
-        since={**_TEXT, "description": "When the channel last placed a model; empty for never."},
+        since={
+            "type": ["string", "null"],
+            "description": "When the channel last placed a model; null for never.",
+        },
     ),
     "Verdict": _object(
         "How the lanes of a candidate agree with those served.",

@@ -19,6 +19,7 @@ from edge_server.mqtt.clients import read_retained
 from edge_server.mqtt.payloads import PREFIX
 from edge_server.process.utf8 import shown
 from edge_server.repository.channel import ChannelPublisher
+from edge_server.repository.channel_follower import ChannelReport
 from edge_server.repository.manifest import SigningKey
 from edge_server.settings import Mqtt, read_settings
 
@@ -46,32 +47,6 @@ class _Health(msgspec.Struct):
     time: _Stamp | None = None
 
 
-class Channel(msgspec.Struct):
-    """What a vehicle says of a channel: `payloads.channel`, of any version."""
-
-    channel: str = ""
-    source: str = ""
-    state: str = ""
-    reason: str = ""
-    fault: str = ""
-    serial: int = 0
-    model: str = ""
-    content: str = ""
-    share: float = 0.0
-    serves: str = ""
-    since: str = ""
-
-    @property
-    def word(self) -> str:
-        """The state of the model, and a word for the fault of the channel itself."""
-        fault = self.fault.partition(":")[0]
-        return f"{self.state} (channel {fault})" if fault else self.state
-
-    @property
-    def is_bad(self) -> bool:
-        return self.state in ("refused", "rolled_back") or self.fault.startswith("refused")
-
-
 class Vehicle(msgspec.Struct):
     """What a vehicle has retained.
 
@@ -84,7 +59,7 @@ class Vehicle(msgspec.Struct):
     status: str = "silent"
     version: str = ""
     heard_s: float | None = None
-    channels: list[Channel] = []
+    channels: list[ChannelReport] = []
 
 
 def publish(arguments: argparse.Namespace) -> int:
@@ -117,7 +92,8 @@ def status(arguments: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     else:
         print("\n".join(lines(rows)))
-    return FAILED if any(each.is_bad for row in rows for each in row.channels) else OK
+    troubles = {each.trouble for row in rows for each in row.channels}
+    return FAILED if troubles & {"refused", "rolled_back"} else OK
 
 
 def _broker(arguments: argparse.Namespace) -> Mqtt:
@@ -141,7 +117,7 @@ def vehicles(retained: Mapping[str, bytes], now_s: float) -> list[Vehicle]:
         elif what == "health" and (stamp := _read(payload, _Health).time) is not None:
             vehicle.heard_s = max(0.0, now_s - stamp.time.timestamp())
         elif what == "channels":
-            vehicle.channels.append(_read(payload, Channel))
+            vehicle.channels.append(_read(payload, ChannelReport))
     for each in found.values():
         if each.status == "online" and (each.heard_s is None or each.heard_s > _SILENT_S):
             each.status = "silent"
@@ -156,6 +132,12 @@ def _read(payload: bytes, kind: type[T]) -> T:
         return kind()
 
 
+def _words(channel: ChannelReport) -> str:
+    """Return the state of the model, and a word for the fault of the channel itself."""
+    is_well = channel.trouble in ("", channel.state)
+    return channel.state if is_well else f"{channel.state} (channel {channel.trouble})"
+
+
 def lines(rows: Sequence[Vehicle]) -> list[str]:
     """Return the table, then the reasons, then how many vehicles are in each state."""
     cells: list[tuple[str, ...]] = [_HEAD]
@@ -164,14 +146,15 @@ def lines(rows: Sequence[Vehicle]) -> list[str]:
     for row in rows:
         silent = row.status != "online" and row.heard_s is not None
         status = f"{row.status}, {duration_text(row.heard_s or 0)}" if silent else row.status
-        for each in row.channels or [Channel()]:
+        for each in row.channels or [ChannelReport(state="")]:
             model = each.channel, str(each.serial or ""), each.model, each.serves[:12]
-            found = (row.vehicle, status, row.version, *model, each.since[:16], each.word)
+            since = f"{each.since:%Y-%m-%dT%H:%M}" if each.since else ""
+            found = (row.vehicle, status, row.version, *model, since, _words(each))
             cells.append(tuple(cell or UNKNOWN for cell in found))
             if text := "; ".join(filter(None, (each.reason, each.fault))):
                 notes.append(f"{row.vehicle}: {each.channel}: {text}")
         for each in row.channels:
-            counts.setdefault(each.channel, Counter())[each.word] += 1
+            counts.setdefault(each.channel, Counter())[_words(each)] += 1
     for name, of in counts.items():
         notes.append(f"{name}: {', '.join(f'{n} {word}' for word, n in of.most_common())}")
     return [*table(cells, left=range(len(_HEAD))), *map(shown, notes)]

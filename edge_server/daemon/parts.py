@@ -306,7 +306,7 @@ def channel_followers(
         return []
 
     def put(cause: str, report: ChannelReport) -> None:
-        text = f"channel {report.name}, serial {report.serial}, {report.content[:12]}"
+        text = f"channel {report.channel}, serial {report.serial}, {report.content[:12]}"
         if detail := report.fault if cause == "index_refused" else report.reason:
             text = f"{text}: {detail}"
         cause, times = f"channel_{cause}", (time.monotonic_ns(), time.time_ns())

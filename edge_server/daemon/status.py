@@ -323,7 +323,7 @@ class StatusReport:
         device = self._board.latest
         # Before the device is online, when topics without a state are cleared.
         for each in (channel.report for channel in self._channels):
-            self._attempt(f"channel {each.name}", self._publisher.publish_channel, each)
+            self._attempt(f"channel {each.channel}", self._publisher.publish_channel, each)
         with self._going_on("cameras"):
             self._report_cameras(tuple(self._pipelines), device)
         with self._going_on("models"):
@@ -464,7 +464,7 @@ class StatusReport:
         board = "".join(f"; {reason.code}" for reason in device.reasons)
         for report in (each.report for each in self._channels):
             if report.trouble:
-                board += f"; channel {report.name} {report.trouble}"
+                board += f"; channel {report.channel} {report.trouble}"
         entries, now = self._data_plane.index(only_ready=False), time.monotonic()
         broker = self._publisher.state
         pipelines, reload = tuple(self._pipelines), self._reload

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from edge_server.lanes.agreement import LaneVerdict
     from edge_server.lanes.types import LaneFrame, VehicleState
     from edge_server.pipeline.event_log import Event
-    from edge_server.repository.channel_follower import ChannelReport
     from edge_server.settings.sections import PayloadFormat
 
 PREFIX = "edge/v1"
@@ -381,25 +380,6 @@ def camera_status(
             "text": as_utf8(text),
             "since": rfc3339(since_epoch_ns),
             **({"networks": of_networks} if of_networks else {}),
-        }
-    )
-
-
-def channel(report: ChannelReport) -> bytes:
-    """Return what a channel says, and what became of its model on this device."""
-    return _encode(
-        {
-            "channel": report.name,
-            "source": as_utf8(report.source),
-            "state": report.state,
-            "reason": as_utf8(report.reason),
-            "fault": as_utf8(report.fault),
-            "serial": report.serial,
-            "model": report.model,
-            "content": report.content,
-            "share": report.share,
-            "serves": report.serves,
-            "since": rfc3339(report.since_s * 1_000_000_000) if report.since_s else "",
         }
     )
 

@@ -9,6 +9,8 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from edge_server.inference.registry import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
@@ -237,7 +239,8 @@ class Publisher:
 
     def publish_channel(self, report: ChannelReport) -> None:
         """Publish what a channel says, and what became of its model."""
-        self._put_state(self._topics.channel(report.name), payloads.channel(report))
+        topic = self._topics.channel(report.channel)
+        self._put_state(topic, msgspec.json.encode(report))
 
     def publish_verdict(
         self, camera: str, network: str, model: str, served: str, verdict: LaneVerdict | None

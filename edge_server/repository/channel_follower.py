@@ -9,11 +9,14 @@ import random
 import shutil
 import time
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from edge_server.errors import EdgeServerError, ModelConfigError, NotFound, Unavailable
+from edge_server.process.utf8 import as_utf8
 from edge_server.process.worker import Backoff, Worker
 from edge_server.repository.channel import Release, decide, index_of, require_newer
 from edge_server.repository.content import usable_tree
@@ -50,8 +53,8 @@ _ROLLED_BACK = "rolled_back"
 _OUTCOMES = ("good", REFUSED, _ROLLED_BACK)
 
 
-class ChannelReport(NamedTuple):
-    """What a vehicle says of a channel.
+class ChannelReport(msgspec.Struct, frozen=True):
+    """What a vehicle says of a channel; its JSON is the message.
 
     Attributes:
         state: of the release: a state of `Decision`, `replaced` (the repository has other content
@@ -63,11 +66,11 @@ class ChannelReport(NamedTuple):
             then. Empty without a fault.
         serial, model, content, share: of the release.
         serves: the digest of the model that serves, whoever brought it.
-        since_s: when the channel last placed a model, of `time.time()`; 0 for never.
+        since: when the channel last placed a model; None for never.
     """
 
-    name: str
-    source: str
+    channel: str = ""
+    source: str = ""
     state: str = "none"
     reason: str = ""
     fault: str = ""
@@ -76,7 +79,7 @@ class ChannelReport(NamedTuple):
     content: str = ""
     share: float = 0.0
     serves: str = ""
-    since_s: int = 0
+    since: datetime | None = None
 
     @property
     def trouble(self) -> str:
@@ -171,12 +174,12 @@ class ChannelFollower:
     def _note(self, fault: str) -> None:
         if not fault:
             self._retry.reset()
-        if fault != self._fault:
+        if as_utf8(fault) != self._fault:
             text = fault or "is followed again"
             log.log(logging.WARNING if fault else logging.INFO, "channel %s: %s", self._name, text)
             if fault.startswith(REFUSED):
-                self._on_news("index_refused", self.report._replace(fault=fault))
-        self._fault = fault
+                self._on_news("index_refused", replace(self.report, fault=fault))
+        self._fault = as_utf8(fault)
 
     def _poll(self) -> None:
         with closing(open_origin(self._source, ca_file=self._ca_file)) as origin:
@@ -250,7 +253,8 @@ class ChannelFollower:
             state, reason = "replaced" if verdict.told_ns > self._placed_ns else "loading", ""
         else:
             state, reason = self._decide(release)
+        since = datetime.fromtimestamp(mark.since_s, timezone.utc) if mark.since_s else None
         return ChannelReport(
-            *(self._name, self._source, state, reason, self._fault, release.serial, release.model),
-            *(release.content, release.share, verdict.serves, mark.since_s),
+            *(self._name, self._source, state, as_utf8(reason), self._fault, release.serial),
+            *(release.model, release.content, release.share, verdict.serves, since),
         )

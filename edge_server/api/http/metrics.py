@@ -236,8 +236,8 @@ def _models(sources: Sources) -> Iterator[Metric]:
         yield from histogram("edge_request_duration_seconds", latencies)
         yield from many("edge_request_failed_total", requests.failures())
     channels = [each.report for each in sources.channels]
-    yield from many("edge_channel_serial", {each.name: each.serial for each in channels})
-    states = {(each.name, each.state, each.trouble): True for each in channels}
+    yield from many("edge_channel_serial", {each.channel: each.serial for each in channels})
+    states = {(each.channel, each.state, each.trouble): True for each in channels}
     yield from many("edge_channel_state", states)
     if (repository := sources.repository) is not None:
         yield from one("edge_repo_poll_age_seconds", repository.poll_age_s(time.monotonic()))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from edge_server.cli import fleet
 from edge_server.mqtt import payloads
@@ -12,7 +16,7 @@ from edge_server.repository.channel_follower import ChannelReport
 NOW_S = 1_800_000_000.0
 GOOD = ChannelReport(
     *("lanes", "oci://registry/lanes:stable", "good", "", "", 7, "net", "b" * 64, 10.0, "b" * 64),
-    int(NOW_S) - 60,
+    datetime.fromtimestamp(NOW_S - 60, timezone.utc),
 )
 
 
@@ -24,7 +28,7 @@ def retained(
     return {
         f"{at}/status": json.dumps({"state": state, "version": "1.0"}).encode(),
         f"{at}/health": json.dumps(health).encode(),
-        **{f"{at}/channels/{each.name}": payloads.channel(each) for each in channels},
+        **{f"{at}/channels/{each.channel}": msgspec.json.encode(each) for each in channels},
     }
 
 
@@ -33,7 +37,7 @@ def lines(found: dict[str, bytes]) -> list[str]:
 
 
 def test_each_vehicle_has_a_row_with_what_serves_and_since_when() -> None:
-    rolled_back = GOOD._replace(state="rolled_back", reason="requests fail", serves="a" * 64)
+    rolled_back = replace(GOOD, state="rolled_back", reason="requests fail", serves="a" * 64)
     head, first, second, *rest = lines(
         {**retained("truck-1", GOOD), **retained("truck-2", rolled_back)}
     )
@@ -64,7 +68,7 @@ def test_who_is_offline_or_not_heard_is_silent() -> None:
 
 
 def test_a_channel_that_is_unreachable_shows_beside_its_models_state() -> None:
-    found = retained("truck-1", GOOD._replace(fault="unreachable: no route"))
+    found = retained("truck-1", replace(GOOD, fault="unreachable: no route"))
     assert lines(found)[-1] == "lanes: 1 good (channel unreachable)"
 
 
