@@ -56,6 +56,7 @@ def screen(report: DaemonReport) -> list[str]:
         *_board(report.board),
         _plans(report),
         _recorder(report),
+        *_channels(report),
         *_settings(report),
     ]
     return [shown(line) for line in lines]
@@ -193,6 +194,14 @@ def _recorder(report: DaemonReport) -> str:
     if not recorder.ok:
         return f"{FAULT} recorder: {recorder.mode}, nothing is recorded now; the journal has why"
     return f"{OK} recorder: {recorder.mode}, {counts}"
+
+
+def _channels(report: DaemonReport) -> Iterator[str]:
+    for each in report.channels:
+        words = each.state.replace("_", " ")
+        words += f", {each.trouble}" if each.trouble not in ("", each.state) else ""
+        mark = FAULT if each.trouble else OK
+        yield f"{mark} channel {each.name}: serial {each.serial}, {words}"
 
 
 def _settings(report: DaemonReport) -> Iterator[str]:

@@ -88,6 +88,20 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
             "repository.mode: expected one of none, explicit, poll; got 'always'",
         ),
         (
+            "[repository]\nmode = 'poll'\n[repository.channels.lanes]\nsource = 'oci://r/lanes'\n"
+            "keys = ['k']",
+            "repository.channels.lanes.source: expected oci://REGISTRY/REPOSITORY:TAG",
+        ),
+        (
+            "[repository.channels.lanes]\nsource = 'oci://r/lanes:stable'\nkeys = ['k']",
+            'channels need mode = "poll"',
+        ),
+        (
+            "[repository.channels.lanes]\nsource = 'oci://r/lanes:stable'\nkeys = []",
+            "repository.channels.lanes.keys: ",
+        ),
+        ("[repository.channels.Lanes]\nsource = ''", "repository.channels: a name has at most 64"),
+        (
             "[cameras.a]\nuri = 'x'\n[cameras.b]\nmodel = 'x'",
             "cameras.b.uri: is missing, and has no default",
         ),
