@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
+from edge_server.pipeline.perception import NetworkFrame
 from edge_server.pipeline.recorder.mcap_writer import Arrival, FrameMessages, Ring
 from edge_server.pipeline.recorder.recording_writer import RecordingWriter, Trigger, WriterReply
 from edge_server.process.worker import Worker
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 # Frames of all cameras that wait to be encoded. Each may hold a buffer of its camera's driver.
 _MOST_WAITING = 4
+# Likewise what networks have found in them, which holds none.
+_MOST_RESULTS = 16
 _LOOK_S = 0.2
 # A disk that hangs for so long costs no frame, as far as the memory goes.
 _DISK_SLACK_S = 5.0
@@ -37,13 +40,13 @@ _ANSWER_S = 5.0
 
 
 class Recorder:
-    """Records what the pipelines of the cameras give; a listener of theirs.
+    """Records what the pipelines of the cameras give, and their networks; a listener of theirs.
 
     A call returns at once: pictures are encoded on one thread and written by another, see
     `RecordingWriter`. Where the encoder is late, the newest frame is dropped and counted.
 
     Attributes:
-        dropped: number of frames that the encoder had no time for.
+        dropped: number of frames, and results of networks, that the encoder had no time for.
     """
 
     def __init__(
@@ -92,19 +95,21 @@ class Recorder:
         """Of the completed files."""
         return self._writer.written_bytes
 
-    def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
-        """Take a frame; a Listener."""
+    def __call__(self, lane_frame: LaneFrame, frame: Frame | None = None) -> None:
+        """Take a frame, or what a network has found in one; a Listener, and a NetworkListener."""
         if self._section.cameras and lane_frame.camera not in self._section.cameras:
             return
+        of_network = isinstance(lane_frame, NetworkFrame)
         with self._arrived:
-            if len(self._waiting) >= _MOST_WAITING:
+            kinds = [isinstance(each.lane_frame, NetworkFrame) for each in self._waiting]
+            if kinds.count(of_network) >= (_MOST_RESULTS if of_network else _MOST_WAITING):
                 self.dropped += 1
                 return
             self._waiting.append(Arrival(lane_frame, frame, time.time_ns(), self._clock_ns()))
             self._arrived.notify()
 
     def holds(self, _: str) -> bool:
-        """Whether the next frame would be dropped."""
+        """Whether the next frame might be dropped."""
         return len(self._waiting) >= _MOST_WAITING
 
     def start(self) -> None:

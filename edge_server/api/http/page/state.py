@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edge_server.inference.registry import UNLOADED
-from edge_server.pipeline.messages import lane_frame_fields, objects_of
-from edge_server.pipeline.perception import Detections, NetworkFrame
+from edge_server.pipeline.messages import lane_frame_fields
+from edge_server.pipeline.perception import NetworkFrame, marks_of
 from edge_server.process.utf8 import as_utf8, shortened
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from edge_server.process.histogram import Distribution
 
 _LONGEST_REASON = 600  # characters
-# Older boxes are elsewhere by now.
-_BOXES_NS = 500_000_000
+# What is older is elsewhere by now.
+_MARKS_NS = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,8 @@ class PictureWriter:
         """Return the size of the JSON in four bytes, big endian, the JSON, and the JPEG.
 
         The JSON is a `LaneFrame` message, see docs/mqtt.md, without the ground points, whose
-        polynomials it has, and with `boxes`: the newest detections of each other network, of frames
-        of the last half second. Its age is that of the moment at which the lanes were known.
+        polynomials it has, and with `marks`: what other networks have found in frames of the last
+        half second. Its age is that of the moment at which the lanes were known.
         A picture wider than `width` (px) is made so small.
         """
         # OpenCV comes with the first camera, and takes long to import.
@@ -238,17 +238,20 @@ class PictureWriter:
         for lane in fields["lanes"]:
             if "ground" in lane:
                 del lane["ground"]["points"]
-        fields["boxes"] = self._boxes(sight.lane_frame)
+        fields["marks"] = self._marks(sight.lane_frame)
         text = msgspec.json.encode(fields)
         return b"".join((len(text).to_bytes(4, "big"), text, jpeg_of(sight.frame, _QUALITY, width)))
 
-    def _boxes(self, lane_frame: LaneFrame) -> list[dict[str, Any]]:
+    def _marks(self, lane_frame: LaneFrame) -> list[dict[str, Any]]:
         found = [] if self._networks is None else self._networks.newest_of(lane_frame.camera)
-        return [
-            box
+        marks = [
+            mark
             for message in found
             if isinstance(frame := message.frame, NetworkFrame)
-            and isinstance(frame.result, Detections)
-            and lane_frame.capture_mono_ns - frame.capture_mono_ns < _BOXES_NS
-            for box in objects_of(frame.result)
+            and lane_frame.capture_mono_ns - frame.capture_mono_ns < _MARKS_NS
+            for mark in marks_of(frame)
+        ]
+        return [
+            {"points": points.round(1).tolist(), "text": text, "rgb": rgb, "filled": filled}
+            for points, text, rgb, filled in marks
         ]

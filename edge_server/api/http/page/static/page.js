@@ -182,12 +182,16 @@ function drawPicture(canvas, { frame, bitmap }, large) {
     context.stroke();
   }
   context.setLineDash([]);
-  context.strokeStyle = context.fillStyle = "#ff9f6e";
-  context.lineWidth = 2 * scale;
   context.font = `${12 * scale}px sans-serif`;
-  for (const { box, label, class_id } of frame.boxes ?? []) {
-    context.strokeRect(box.x_min * across, box.y_min * down, (box.x_max - box.x_min) * across, (box.y_max - box.y_min) * down);
-    if (large) context.fillText(label || `class ${class_id}`, box.x_min * across, box.y_min * down - 4 * scale);
+  // What other networks have found: boxes, outlines of areas, words.
+  for (const { points, text, rgb, filled } of frame.marks ?? []) {
+    trace(points.map(([x, y]) => [x * across, y * down]));
+    context.fillStyle = `rgb(${rgb.join(" ")} / .3)`;
+    if (filled) context.fill();
+    context.strokeStyle = context.fillStyle = `rgb(${rgb.join(" ")})`;
+    context.lineWidth = 2 * scale;
+    context.stroke();
+    if (large && text) context.fillText(text, points[0][0] * across + 2 * scale, points[0][1] * down - 4 * scale);
   }
 }
 
