@@ -18,6 +18,7 @@ from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import ProcessorUse, Sources
 from edge_server.backends import load_libraries
 from edge_server.board.identity import Identity
+from edge_server.board.update import RecordFile
 from edge_server.board.watch import HTTP_CLOSED, NO_GPU, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
 from edge_server.daemon.parts import directories_of, free_space
@@ -27,6 +28,7 @@ from edge_server.errors import EdgeServerError, Reason, StageStuck
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.lifecycle.control import PollControl
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.process.disk import state_directory
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
 from edge_server.process.worker import Auxiliary, AwakeTime, check_progress
@@ -170,7 +172,9 @@ class Daemon:
             lanes.pictures,
             lanes.events,
             settings.vehicle.width_m,
+            RecordFile(state_directory()),
             may_read=None if requests.tokens is None else requests.tokens.may_read,
+            rules=requests.rest.rules,
         )
         return HttpServer(http_listeners(settings, requests.rest, sources, page))
 

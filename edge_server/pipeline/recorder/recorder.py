@@ -46,6 +46,7 @@ class Recorder:
     `RecordingWriter`. Where the encoder is late, the newest frame is dropped and counted.
 
     Attributes:
+        files: that there are.
         dropped: number of frames, and results of networks, that the encoder had no time for.
     """
 
@@ -60,8 +61,8 @@ class Recorder:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.dropped = 0
+        self.files = files
         self._section = section
-        self._files = files
         self._events = events
         self._clock_ns = clock_ns
         self._frame_messages = FrameMessages(
@@ -118,7 +119,7 @@ class Recorder:
         log.info(
             "recorder: %s, in %s, at most %d MiB",
             self._section.mode,
-            self._files.directory,
+            self.files.directory,
             self._section.max_bytes >> 20,
         )
 
@@ -141,7 +142,7 @@ class Recorder:
         for worker in self.workers:
             worker.stop(timeout_s)
         if not self.workers[1].alive:
-            self._files.close()
+            self.files.close()
 
     def _new_encoder(self) -> Worker:
         return Worker("recorder-encode", self.encode, on_end=self._encode_rest)
@@ -200,7 +201,7 @@ class Recorder:
         with self.workers[1].allowing(math.inf):  # a disk that hangs costs recordings alone
             if not self._recovered:
                 self._recovered = True
-                self._files.recover()
+                self.files.recover()
             self.write()
 
     def write(self) -> None:
@@ -237,7 +238,7 @@ class Recorder:
     def end(self) -> None:
         """Do what `stop` does, without threads."""
         self._complete()
-        self._files.close()
+        self.files.close()
 
     def _complete(self) -> None:
         """Complete the file, and answer who waits; the writer's last work."""
