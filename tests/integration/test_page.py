@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 import cv2
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from support.daemon_process import Process
 from support.free_ports import free_ports
 from support.waiting import wait_until
@@ -226,10 +227,10 @@ def test_recordings_are_made_listed_and_downloaded(
         page.click(f"#recordings [download='{name}']")
     data = download.value.path().read_bytes()
     assert data[:8] == data[-8:] == b"\x89MCAP0\r\n", "it is whole"
-    url = f"http://127.0.0.1:{daemon.http_port}/page/recordings"
     for wrong in ("events.jsonl", "..%2Fedge.toml", f"{name}.part"):
+        url = f"http://127.0.0.1:{daemon.http_port}/page/recordings/{wrong}"
         with pytest.raises(HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/{wrong}", timeout=10)
+            urllib.request.urlopen(url, timeout=10)
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
@@ -305,9 +306,8 @@ def test_lanes_of_a_model_that_was_unloaded_grow_old_and_the_model_stays_in_its_
     page = see().open(process.http_port)
     wait_for(page, ON_THE_ROAD)
     wait_for(page, f"!({OLD})")
-    url = f"http://127.0.0.1:{process.http_port}/v2/repository/models/lane_detection"
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/unload", b"{}")) as answer:
-        assert answer.status == 200
+    client = triton.InferenceServerClient(f"127.0.0.1:{process.port}")
+    client.unload_model("lane_detection")
     wait_for(page, OLD)
     assert page.inner_text("#summary") == "Lanes from 0 of 1 camera"
     assert page.inner_text("#link") == "1 fault"
@@ -316,8 +316,8 @@ def test_lanes_of_a_model_that_was_unloaded_grow_old_and_the_model_stays_in_its_
     row = page.locator("#models li", has_text="lane_detection")
     assert row.locator(".chip").inner_text() == "unavailable"
     assert row.locator(".reason").inner_text() == "unloaded"
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/load", b"{}")) as answer:
-        assert answer.status == 200
+    client.load_model("lane_detection")
+    client.close()
     wait_for(page, f"!({OLD})")
     wait_for(page, "document.querySelector('#link').textContent === 'live'")
 
