@@ -214,13 +214,14 @@ function showRoad({ frame, state }) {
 // How old the lanes are that the page shows of a camera, ms; Infinity before the first ones.
 function shownAge(camera) {
   const now = performance.now();
-  if (paused) return now - camera.at;
+  // A camera without a lane model has other networks alone.
+  if (paused || camera.state?.model === "") return now - camera.at;
   const said = camera.state?.lanes_age_s ?? null;
   return Math.min(now - camera.lanesAt, said === null ? Infinity : 1000 * said + now - stateAt);
 }
 
 function areOld(camera) {
-  return Boolean(offlineWhy) || paused || !camera.frame || shownAge(camera) > STALE_MS;
+  return paused || !camera.frame || !arrives(camera) || (camera.state.model !== "" && shownAge(camera) > STALE_MS);
 }
 
 // Figures of the chosen camera
@@ -252,9 +253,11 @@ function showFigures(camera) {
     ["Off the middle", ...sideways(ego?.lateral_offset_m)],
     ["Lane width", ...(wide === undefined ? ["–", ""] : [wide.toFixed(2), "m"])],
     ["Curve radius", ...curve(ego)],
+    // A camera without a lane model has other networks alone.
+  ].filter(([name]) => name === "Age" || camera.state?.model !== "").concat([
     // Other networks: how old the newest result is, or that there is none.
     ...(camera.state?.networks ?? []).map(({ name, failure, frames, age_ms }) => [name, failure || !frames ? "–" : String(age_ms), failure ? failure.split(":")[0] : "ms"]),
-  ];
+  ]);
   const list = $("figures");
   if (list.childElementCount !== rows.length) {
     list.replaceChildren(...rows.map(([name]) => {
@@ -344,7 +347,7 @@ function judged(camera) {
   if (!["live", "degraded"].includes(state.state)) return [state.state === "starting" ? "wait" : "bad", state.state, text];
   if (!state.usable) return ["bad", state.reason || state.state, text];
   if (state.failure) return ["bad", "no lanes", state.failure];
-  if (frame && shownAge(camera) > STALE_MS && !paused) return ["bad", "no lanes", "No lanes come"];
+  if (frame && state.model && shownAge(camera) > STALE_MS && !paused) return ["bad", "no lanes", "No lanes come"];
   if (state.state === "degraded") return ["wait", state.reason || "degraded", text];
   if (frame?.status === "FRAME_STATUS_STALE") return ["wait", "late", "Its lanes are older than max_age_ms"];
   return ["good", "live", text];
@@ -426,7 +429,7 @@ function freshen() {
   if (!device) return;
   let good = 0;
   for (const camera of cameras.values()) {
-    good += Boolean(camera.frame) && !offlineWhy && shownAge(camera) <= STALE_MS;
+    good += !areOld(camera);
     const [level, word] = marked(camera);
     const chip = camera.label.lastElementChild;
     tone(chip, level);
@@ -434,7 +437,8 @@ function freshen() {
     camera.button.classList.toggle("stale", !paused && !arrives(camera));
   }
   const count = cameras.size;
-  say($("summary"), offlineWhy ? `${offlineWhy}; what is shown is old` : paused ? "Paused: what is shown is old" : `Lanes from ${good} of ${count} camera${count === 1 ? "" : "s"}`);
+  const what = count && [...cameras.values()].every(({ state }) => state.model === "") ? "Pictures" : "Lanes";
+  say($("summary"), offlineWhy ? `${offlineWhy}; what is shown is old` : paused ? "Paused: what is shown is old" : `${what} from ${good} of ${count} camera${count === 1 ? "" : "s"}`);
   const camera = cameras.get(chosen);
   const [level, word, text] = camera ? marked(camera) : ["wait", "no camera", "No camera is configured"];
   const stage = $("stage");
@@ -455,7 +459,7 @@ function freshen() {
   if (camera) showFigures(camera);
   say($("road-age"), old && camera?.frame ? `${duration(shownAge(camera) / 1000)} old` : "");
   const lanes = camera?.frame?.lanes.length ?? 0;
-  const label = `Camera ${chosen}: ${word}, ${lanes} lane boundaries`;
+  const label = `Camera ${chosen}: ${word}${camera?.state.model === "" ? "" : `, ${lanes} lane boundaries`}`;
   if ($("picture").getAttribute("aria-label") !== label) $("picture").setAttribute("aria-label", label);
 }
 
