@@ -29,8 +29,8 @@ from edge_server.lanes.types import StageLatency
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.messages import lane_frame_fields
-from edge_server.pipeline.recorder.mcap_writer import PART
 from edge_server.pipeline.networks import network_frame
+from edge_server.pipeline.recorder.mcap_writer import PART
 from edge_server.pipeline.recorder.recorder import Recorder
 from edge_server.pipeline.recorder.recording_writer import RecordingFiles
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
