@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from starlette.applications import Starlette
 
+from edge_server.api.access import AccessRules
 from edge_server.api.http.page.routes import (
     COOKIE,
     MISTAKE,
@@ -354,6 +355,18 @@ def test_an_acknowledgement_of_nothing_ends_the_connection() -> None:
             assert message["code"] == MISTAKE
 
     run(sources(), scenario)
+
+
+def test_recordings_are_for_readers_and_record_now_for_who_may_control() -> None:
+    page = sources(may_read=lambda token: token == "right")  # noqa: S105  # a test's own
+    for path in ("/page/recordings", "/page/recordings/x.mcap"):
+        assert ask(page, path)[0] == 401
+    status, _, body = ask(page, "/page/recordings", cookie=f"{COOKIE}=right")
+    assert (status, json.loads(body)) == (200, {"recordings": None}), "the recorder is off"
+    assert ask(page, "/page/recordings", "POST")[0] == 503
+    closed = sources(rules=AccessRules("is a control call", {}))
+    status, _, body = ask(closed, "/page/recordings", "POST")
+    assert (status, json.loads(body)["error"]) == (403, "Record is a control call")
 
 
 def test_marks_of_the_last_half_second_are_with_the_picture() -> None:
