@@ -15,7 +15,7 @@ const STAGES = [
   ["age", "Age"], ["queue", "Queue"], ["preprocess", "Preprocess"], ["infer", "Model"], ["postprocess", "Decode"],
 ];
 const KINDS = {
-  lane_departure: "Lane departure", lane_change: "Lane change", camera: "Camera", model: "Model", degraded: "Degraded",
+  lane_departure: "Lane departure", lane_change: "Lane change", camera: "State", model: "Change", degraded: "Degraded",
 };
 
 const $ = (id) => document.getElementById(id);
@@ -195,7 +195,12 @@ function drawPicture(canvas, { frame, bitmap }, large) {
     context.strokeStyle = context.fillStyle = `rgb(${rgb.join(" ")})`;
     context.lineWidth = 2 * scale;
     context.stroke();
-    if (large && text) context.fillText(text, points[0][0] * across + 2 * scale, points[0][1] * down - 4 * scale);
+    if (!large || !text) continue;
+    const place = [points[0][0] * across + 2 * scale, points[0][1] * down - 5 * scale];
+    context.strokeStyle = "rgb(3 10 12 / .8)";
+    context.lineWidth = 3 * scale;
+    context.strokeText(text, ...place);
+    context.fillText(text, ...place);
   }
 }
 
@@ -247,7 +252,7 @@ function showFigures(camera) {
   const ego = camera.frame?.ego;
   const wide = ego?.lane_width_m;
   const rows = [
-    ["Lanes", String(camera.frame?.lanes.length ?? "–"), ""],
+    ["Lanes", camera.frame && camera.frame.status !== "FRAME_STATUS_INVALID" ? String(camera.frame.lanes.length) : "–", ""],
     ["Lane rate", camera.rates.lanes === null || offlineWhy ? "–" : camera.rates.lanes.toFixed(1), "Hz"],
     ["Age", ...(old ? [camera.frame ? duration(age / 1000) : "–", ""] : [(camera.frame.time.age_us / 1000).toFixed(0), "ms"])],
     ["Off the middle", ...sideways(ego?.lateral_offset_m)],
@@ -575,8 +580,9 @@ function showEvents() {
     time.dateTime = at.toISOString();
     const text = element("div");
     const side = ["lane_departure", "lane_change"].includes(each.kind);
-    const what = `${KINDS[each.kind] ?? each.kind}${side ? ` to the ${each.cause}` : ""}${each.phase === "end" ? " is over" : ""}`;
-    const of = [each.camera && `camera ${each.camera}`, each.model && `model ${each.model}`];
+    const what = `${KINDS[each.kind] ?? each.kind}${side ? ` to the ${each.cause}` : ""}`;
+    const of = [each.model && `model ${each.model}`, each.camera && `camera ${each.camera}`];
+    if (each.phase === "end") of.push("over");
     const title = element("b", "", [what, ...of].filter(Boolean).join(" · "));
     tone(title, each.phase === "end" || each.phase === "instant" ? "good" : each.kind === "lane_change" ? "wait" : "bad");
     text.append(title, element("span", "", [side ? "" : each.cause.replaceAll("_", " "), each.text].filter(Boolean).join(": ")));
