@@ -439,7 +439,7 @@ function freshen() {
     const chip = camera.label.lastElementChild;
     tone(chip, level);
     say(chip, [word, level === "good" ? pictureAge(camera) : ""].filter(Boolean).join(", "));
-    camera.button.classList.toggle("stale", !paused && !arrives(camera));
+    camera.button.classList.toggle("stale", Boolean(camera.bitmap) && !paused && !arrives(camera));
   }
   const count = cameras.size;
   const what = count && [...cameras.values()].every(({ state }) => state.model === "") ? "Pictures" : "Lanes";
