@@ -16,7 +16,6 @@ from foxglove_schemas_protobuf.CompressedImage_pb2 import CompressedImage
 from foxglove_schemas_protobuf.ImageAnnotations_pb2 import ImageAnnotations
 from foxglove_schemas_protobuf.Point2_pb2 import Point2
 from foxglove_schemas_protobuf.PointsAnnotation_pb2 import PointsAnnotation
-from foxglove_schemas_protobuf.TextAnnotation_pb2 import TextAnnotation
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.timestamp_pb2 import Timestamp
 from mcap.writer import CompressionType, Writer
@@ -31,6 +30,7 @@ from edge_server.cameras.mcap_file import (
     RESULTS,
     Records,
 )
+from edge_server.lanes.types import Mark
 from edge_server.pipeline.messages import LaneMessage, event_message
 from edge_server.pipeline.perception import NetworkFrame, marks_of
 from edge_server.process.disk import atomic_replace
@@ -38,23 +38,17 @@ from edge_server.proto.edge.lanes.v1 import events_pb2, lanes_pb2
 from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from edge_server.board.identity import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import Frame
-    from edge_server.lanes.types import LaneFrame, Mark
+    from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import Event
 
 _NS = 1_000_000_000
-_COLOURS = {
-    "yellow": Color(r=1.0, g=0.85, b=0.1, a=1.0),
-    "white": Color(r=1.0, g=1.0, b=1.0, a=1.0),
-    "unknown": Color(r=0.2, g=0.9, b=0.3, a=1.0),
-}
+_RGB = {"yellow": (255, 217, 26), "white": (255, 255, 255), "unknown": (51, 230, 77)}
 _DESCRIPTORS = (
     CompressedImage.DESCRIPTOR,
     ImageAnnotations.DESCRIPTOR,
@@ -133,7 +127,8 @@ class FrameMessages:
         stamp = Timestamp(seconds=captured_ns // _NS, nanos=captured_ns % _NS)
         if isinstance(lane_frame, NetworkFrame):
             if lane_frame.result is not None and camera in self._scales:
-                drawn = _marked(marks_of(lane_frame), stamp, self._scales[camera])
+                marks = ((mark, 2.0) for mark in marks_of(lane_frame))
+                drawn = _annotations(marks, stamp, self._scales[camera])
                 name = drawn.DESCRIPTOR.full_name
                 message(RESULT_ANNOTATIONS, drawn.SerializeToString(), name)
             return messages
@@ -152,7 +147,7 @@ class FrameMessages:
             *self._calibration_of(camera, lane_frame.calibration_id),
         )
         scale = self._scales[camera] = size_of_jpeg(jpeg)[0] / width
-        drawn = _annotations(lane_frame, stamp, scale)
+        drawn = _annotations(_lines_of(lane_frame), stamp, scale)
         message(ANNOTATIONS, drawn.SerializeToString(), drawn.DESCRIPTOR.full_name)
         return messages
 
@@ -173,51 +168,38 @@ class FrameMessages:
         return (("calibration", self._texts[id_]),)
 
 
-def _annotations(lane_frame: LaneFrame, stamp: Timestamp, scale: float) -> ImageAnnotations:
-    """Return the lanes as lines in a picture that is `scale` times as large as the camera's."""
-    lines = []
-    for lane in lane_frame.lanes:
-        if not np.isfinite(lane.points).all():
-            continue
-        thickness = 2.0 if lane.predicted else 4.0
-        lines.append(_line(lane.points * scale, _COLOURS[lane.color], stamp, thickness))
-    return ImageAnnotations(points=lines)
-
-
-def _marked(marks: Sequence[Mark], stamp: Timestamp, scale: float) -> ImageAnnotations:
-    """Return what a network has found, likewise."""
+def _annotations(
+    marks: Iterable[tuple[Mark, float]], stamp: Timestamp, scale: float
+) -> ImageAnnotations:
+    """Return marks, each with the thickness of its line, in a picture that is `scale` times as
+    large as the camera's."""
     drawn = ImageAnnotations()
-    for points, text, rgb, filled in marks:
+    for (points, text, rgb, filled), thickness in marks:
         red, green, blue = (each / 255 for each in rgb)
-        colour = Color(r=red, g=green, b=blue, a=1.0)
-        line = _line(points * scale, colour, stamp, 2.0)
-        if filled:
-            line.type = PointsAnnotation.LINE_LOOP
-            line.fill_color.CopyFrom(Color(r=red, g=green, b=blue, a=0.3))
-        drawn.points.append(line)
-        drawn.texts.append(
-            TextAnnotation(
+        line = drawn.points.add(
+            timestamp=stamp,
+            type=PointsAnnotation.LINE_LOOP if filled else PointsAnnotation.LINE_STRIP,
+            points=[Point2(x=x, y=y) for x, y in (points * scale).tolist()],
+            outline_color=Color(r=red, g=green, b=blue, a=1.0),
+            fill_color=Color(r=red, g=green, b=blue, a=0.3 * filled),
+            thickness=thickness,
+        )
+        if text:
+            drawn.texts.add(
                 timestamp=stamp,
                 position=line.points[0],
                 text=text,
                 font_size=_FONT_PX,
-                text_color=colour,
+                text_color=line.outline_color,
                 background_color=Color(a=0.6),
             )
-        )
     return drawn
 
 
-def _line(
-    points: NDArray[np.floating[Any]], colour: Color, stamp: Timestamp, thickness: float
-) -> PointsAnnotation:
-    return PointsAnnotation(
-        timestamp=stamp,
-        type=PointsAnnotation.LINE_STRIP,
-        points=[Point2(x=x, y=y) for x, y in points.tolist()],
-        outline_color=colour,
-        thickness=thickness,
-    )
+def _lines_of(lane_frame: LaneFrame) -> Iterator[tuple[Mark, float]]:
+    for lane in lane_frame.lanes:
+        if np.isfinite(lane.points).all():
+            yield Mark(lane.points, "", _RGB[lane.color]), 2.0 if lane.predicted else 4.0
 
 
 def schema_data(schema: str) -> bytes:
