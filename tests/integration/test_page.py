@@ -26,12 +26,16 @@ from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.identity import Identity
 from edge_server.cameras.camera import Camera
+from edge_server.cameras.frame import Frame
+from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.cli.demo import _calibration_file
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
+from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
+from edge_server.pixels import Image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -453,3 +457,57 @@ def test_a_departure_that_an_earlier_run_left_open_warns_nobody(
         wait_for(page, "document.querySelector('#warning').hidden")
     finally:
         server.stop(1.0)
+
+
+class FreshLanes(LaneLatency):
+    """Lanes come all the time, however seldom the page gets a picture of them."""
+
+    def last_valid_age_s(self, camera: str) -> float | None:
+        return 0.1
+
+
+def test_a_picture_that_comes_seldom_has_its_age_and_its_camera_is_live(
+    see: Callable[..., Seen],
+) -> None:
+    identity = Identity("truck-7", "0.1.0", "boot", "client")
+    camera = Camera("front", "synthetic://road")
+    camera.status = CameraStatus(CameraState.LIVE)
+    pipeline = LanePipeline(camera, DataPlane(ModelRegistry()), "lanes", ())
+    parts = Sources("0.1.0", list, [pipeline], FreshLanes())
+    feed = PictureFeed(PictureWriter(identity))
+    sources = PageSources(identity, parts, feed, EventLog())
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, lambda: page_routes(sources))])
+    server.start()
+    feed.worker.start()
+    try:
+        page = see().open(server.port_of("http"))
+        wait_for(
+            page, "document.querySelector('#stage-why').textContent === 'Waiting for a picture'"
+        )
+        frame = Frame.arrived(1, Image.of_bgr(np.full((90, 160, 3), 128, np.uint8)))
+        lane_frame = LaneFrame(
+            "front", 1, 0, frame.capture_mono_ns, frame.capture_epoch_ns, 160, 90, "lanes"
+        )
+
+        def has_picture() -> bool:
+            if page.evaluate(LIVE):
+                return True
+            feed(lane_frame, frame)
+            return False
+
+        wait_until(has_picture, every_s=0.1)
+        wait_for(
+            page, "/picture \\d+ s old/.test(document.querySelector('#stage-rate').textContent)"
+        )
+        assert page.inner_text("#strip .chip").startswith("live, picture ")
+        assert page.evaluate(LIVE)
+        assert page.locator("#strip .stale").count() == 0
+        assert not page.evaluate(OLD)
+        assert page.inner_text("#link") == "live"
+        camera.status = CameraStatus(CameraState.LOST, "lost", "unplugged")
+        wait_for(page, "document.querySelector('#stage').dataset.state === 'stale'")
+        assert page.inner_text("#alarms") == "Camera front\nunplugged"
+        assert page.evaluate(OLD)
+    finally:
+        server.stop(1.0)
+        feed.stop()
