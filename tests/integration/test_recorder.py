@@ -129,7 +129,8 @@ def record(
         found.append(road.follow(frame))
         recorder(found[-1].lane_frame, frame)
         # A network's results are beside them, and no replay sees those.
-        recorder(network_frame(found[-1].lane_frame, "image", None, 100))
+        result = network_frame(found[-1].lane_frame, "image", None, 100)
+        recorder(replace(result, latency_us=StageLatency()))
         for _ in range(2):
             recorder.encode(0.0)
     recorder.write()
