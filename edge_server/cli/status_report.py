@@ -180,7 +180,11 @@ class CameraReport:
 
 @dataclass(frozen=True)
 class BrokerReport:
-    """The broker of the settings; the rest is None where metrics cannot be read."""
+    """The daemon's broker; None is not known, as metrics cannot be read.
+
+    Attributes:
+        address: as the settings here have it; empty where they name none.
+    """
 
     address: str
     connected: bool | None = None
@@ -224,9 +228,13 @@ class PlansReport:
 
 @dataclass(frozen=True)
 class RecorderReport:
-    """The recorder; `ok` is None where it is off or metrics cannot be read."""
+    """The recorder; `mode` is None where metrics cannot be read, and `ok` where it is off too.
 
-    mode: str = "off"
+    Attributes:
+        mode: as the settings here have it; `on` where they do not know.
+    """
+
+    mode: str | None = None
     ok: bool | None = None
     written_bytes: int = 0
     dropped: int = 0
@@ -413,15 +421,16 @@ def _camera_numbers(camera: str, before: DaemonSample, now: DaemonSample) -> dic
 
 
 def _broker(settings: Settings, metrics: Scrape | None) -> BrokerReport | None:
-    if settings.mqtt is None:
-        return None
-    address = f"{settings.mqtt.host}:{settings.mqtt.port}"
+    mqtt = settings.mqtt
+    address = "" if mqtt is None else f"{mqtt.host}:{mqtt.port}"
     if metrics is None:
         return BrokerReport(address)
     connected = metrics.value("edge_mqtt_connected")
+    if connected is None:
+        return None
     return BrokerReport(
         address,
-        None if connected is None else bool(connected),
+        bool(connected),
         int(metrics.value("edge_mqtt_queue_depth") or 0),
         int(metrics.value("edge_mqtt_dropped_total") or 0),
     )
@@ -471,15 +480,16 @@ def _size(path: Path) -> int:
 
 
 def _recorder(settings: Settings, metrics: Scrape | None) -> RecorderReport:
-    mode = settings.recorder.mode
-    ok = None if metrics is None else metrics.value("edge_recorder_ok")
-    if metrics is None or ok is None:
-        return RecorderReport(mode)
+    if metrics is None:
+        return RecorderReport()
+    mode, ok = settings.recorder.mode, metrics.value("edge_recorder_ok")
+    if ok is None:
+        return RecorderReport("off")
     counts: Sequence[int] = [
         int(metrics.value(f"edge_recorder_{name}_total") or 0)
         for name in ("bytes", "dropped", "lost")
     ]
-    return RecorderReport(mode, bool(ok), *counts)
+    return RecorderReport("on" if mode == "off" else mode, bool(ok), *counts)
 
 
 def _channels(metrics: Scrape) -> tuple[FollowedChannel, ...]:

@@ -18,6 +18,7 @@ from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import ProcessorUse, Sources
 from edge_server.backends import load_libraries
 from edge_server.board.identity import Identity
+from edge_server.board.update import RecordFile
 from edge_server.board.watch import HTTP_CLOSED, NO_GPU, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
 from edge_server.daemon.parts import (
@@ -32,6 +33,7 @@ from edge_server.errors import EdgeServerError, Reason, StageStuck
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.lifecycle.control import PollControl
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.process.disk import state_directory
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
 from edge_server.process.worker import Auxiliary, AwakeTime, check_progress
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
+    from edge_server.pipeline.networks import NetworkListener
     from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -85,6 +88,8 @@ class Daemon:
         log_switches: LogSwitches | None = None,
         read_settings: Callable[[], Settings] | None = None,
         reload_requested: threading.Event | None = None,
+        *,
+        network_listeners: Sequence[NetworkListener] = (),
     ) -> None:
         keep_large_buffers()
         sys.setswitchinterval(_SWITCH_S)
@@ -92,7 +97,14 @@ class Daemon:
         log_switches = log_switches or LogSwitches()
         inference = build_inference(settings, identity)
         requests = build_requests(settings, identity, inference, log_switches)
-        lanes = build_lanes(settings, identity, inference, listeners, self._faults)
+        lanes = build_lanes(
+            settings,
+            identity,
+            inference,
+            listeners,
+            self._faults,
+            network_listeners=network_listeners,
+        )
         recorder, pipelines = lanes.recorder, lanes.cameras.pipelines
         requests.grpc.offer_lanes(
             LaneSources(
@@ -176,7 +188,9 @@ class Daemon:
             lanes.pictures,
             lanes.events,
             settings.vehicle.width_m,
+            RecordFile(state_directory()),
             may_read=None if requests.tokens is None else requests.tokens.may_read,
+            rules=requests.rest.rules,
         )
         return HttpServer(http_listeners(settings, requests.rest, sources, page))
 

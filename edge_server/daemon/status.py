@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.errors import Reason
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import ModelEntry
-    from edge_server.lanes.agreement import LaneVerdict
+    from edge_server.lanes.agreement import Disagreement, LaneVerdict
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
     from edge_server.pipeline.event_log import EventLog
@@ -76,6 +76,12 @@ class DeviceEvents:
         if verdict is not None and outcome not in ("watching", before):
             cause = f"candidate_{outcome}"
             event = _event("model", cause, verdict.text, camera=camera, model=model)
+            self._lasting.put(event)
+
+    def see_disagreement(self, camera: str, model: str, found: Disagreement | None) -> None:
+        """Put that a candidate sees another road than the lanes that are served."""
+        if found is not None:
+            event = _event("model", "candidate_differs", found.text, camera=camera, model=model)
             self._lasting.put(event)
 
     def see_device(self, reasons: Iterable[Reason]) -> None:
@@ -399,6 +405,8 @@ class StatusReport:
             publish = self._publisher.publish_verdict
             self._attempt(f"verdict {what}", publish, camera, name, model, network.served, verdict)
             self._attempt(f"judged {what}", self._judged, camera, model, network.served, verdict)
+            differs = self._events.see_disagreement
+            self._attempt(f"differs {what}", differs, camera, model, network.disagreement)
 
     def _judged(self, camera: str, model: str, served: str, verdict: LaneVerdict | None) -> None:
         self._events.see_verdict(camera, model, verdict)

@@ -165,7 +165,7 @@ _ROWS = (
     ),
     # The recorder, and traces.
     ("edge_recorder_ok", "", "0 while nothing is recorded"),
-    ("edge_recorder_dropped_total", "", "Frames not encoded"),
+    ("edge_recorder_dropped_total", "", "Frames, and results of networks, not encoded"),
     ("edge_recorder_lost_total", "", "Frames and events not written"),
     ("edge_recorder_bytes_total", "", "Of complete files"),
     ("edge_spans_total", "result", "Spans of traces: sent, and dropped"),

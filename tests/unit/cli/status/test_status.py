@@ -143,6 +143,10 @@ def test_without_metrics_their_facts_are_unknown_and_the_fault_is_shown(board: B
     assert found.version is found.uptime_s is front.fps is None
     assert "✘ http://x: Connection refused" in text
     assert "‼ broker 10.0.0.2:1883: not known" in text
+    assert "‼ recorder: not known" in text
+    _, text = report(board, Settings(recorder=RecorderSection(mode="events")), metrics=Scrape(""))
+    assert "  broker: none\n" in text
+    assert "  recorder: off" in text
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,10 @@ def test_models_and_cameras_that_grpc_refuses_to_list_are_unknown_not_gone(
         ({"connected": 0}, "✘ broker 10.0.0.2:1883: not connected; 2 wait, 5 lane messages"),
         ({"reloaded": 0}, "✘ settings: the last reload was refused"),
         ({"waiting": 2}, "‼ settings: 2 wait for a restart; `systemctl status edge-server`"),
-        ({"throttled": 1}, "✘ board: no Jetson, CPU 50%, clock synchronized\n    throttled; "),
+        (
+            {"throttled": 1},
+            "✘ board: no Jetson, CPU ▮▮▮▮▮▯▯▯▯▯ 50%, clock synchronized\n    throttled; ",
+        ),
         ({"throttled": 0}, "disk: free 1.0 GiB in /var/lib/edge_server"),
     ],
 )
@@ -218,7 +225,9 @@ def test_the_recorder_and_the_plans_have_lines(board: Board) -> None:
     )
     found, text = report(board, settings, metrics=recorder)
     assert "✔ recorder: events, 1.0 MiB written, 2 lost, 0 not encoded" in text
-    assert "  broker: none in the settings" in text
+    # The daemon has a broker that these settings do not name; and so it is with the recorder.
+    assert "✔ broker: connected, 2 wait" in text
+    assert "✔ recorder: on, 1.0 MiB" in report(board, Settings(), metrics=recorder)[1]
     assert found.plans.models == ("seg",)
     assert "  plans: seg" in text
 
