@@ -283,7 +283,7 @@ def test_there_are_fifty() -> None:
     assert len(set(INVOCATIONS)) == 50
 
 
-@pytest.mark.parametrize("invocation", INVOCATIONS)
+@pytest.mark.parametrize("invocation", INVOCATIONS, ids=INVOCATIONS)
 def test_perf_analyzer_measures(loaded: Loaded, invocation: str) -> None:
     done = subprocess.run(
         [*perf_analyzer(), *loaded.words(invocation)],

@@ -112,8 +112,8 @@ def examined_interpreter(
         version, absent = examined(python, modules, _EXAMINE_TIMEOUT_S)
     except (OSError, ChildFailed) as error:
         raise ModelConfigError(
-            f"model '{model}': {python}, of interpreters or model_interpreters in [python], "
-            f"is no Python that runs models: {error}"
+            f"model '{model}': [python] interpreters or model_interpreters: {python} is no Python "
+            f"that runs models: {error}"
         ) from error
     return Interpreter(python, version), absent
 

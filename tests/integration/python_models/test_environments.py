@@ -212,7 +212,7 @@ def test_the_environments_of_a_model_are_of_its_own_python(
 @pytest.mark.parametrize(
     ("lines", "text"),
     [
-        ("exec /bin/false", "m': .*python, of interpreters .* is no Python that runs models"),
+        ("exec /bin/false", "m': .python. interpreters or .*python is no Python that runs models"),
         ("exec {python} -S $@", "needs msgspec numpy, which .*: .*python -m pip install msgspec"),
     ],
     ids=["no Python", "without packages"],
