@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 import pytest
+from support.verb import run_verb
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -25,17 +26,8 @@ PATIENCE_S = 60.0
 RIGHT = "q8Zr-right"
 
 
-def demo(
-    folder: Path, *arguments: str, python: tuple[str, ...] = ("-m", "edge_server")
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *python, "demo", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_verb("demo", *arguments, cwd=folder)
 
 
 def test_it_ends_after_n_frames_and_leaves_a_picture(tmp_path: Path) -> None:
@@ -145,8 +137,15 @@ def test_a_camera_that_is_not_there_is_named_with_the_next_step(tmp_path: Path) 
         "from edge_server.cli import demo; demo._TIMEOUT_S = 3.0; "
         "from edge_server.__main__ import main; main()"
     )
-    words = ("--frames", "5", "--source", "/dev/video77")
-    done = demo(tmp_path, *words, python=("-c", sooner))
+    words = ("demo", "--frames", "5", "--source", "/dev/video77")
+    done = subprocess.run(
+        [sys.executable, "-c", sooner, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert done.returncode == 69
     assert "no lanes arrived for 3 s: unavailable: /dev/video77: no such device; " in done.stderr
     assert "check the camera's plug and cable" in done.stderr
