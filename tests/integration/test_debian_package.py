@@ -39,7 +39,7 @@ paths = ["/usr/share/edge_server/models"]
 [mqtt]
 host = "127.0.0.1"
 [cameras.road]
-uri = "synthetic://road?seed=7&fps=10"
+uri = "synthetic://road?seed=7&fps=4"
 """
 OTHER_PORTS = "[grpc]\nport = 8011\n[metrics]\nport = 8012\n[http]\nport = 8010\n"
 SOURCES = """\

@@ -45,7 +45,7 @@ class Device:
             f"[grpc]\nport = {self.port}\n{more}\n"
             f"[metrics]\nport = {self.metrics_port}\n"
             "[http]\nport = 0\n"
-            '[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\n'
+            '[cameras.front]\nuri = "synthetic://road?seed=7&fps=4"\n'
         )
         self._log = folder / "daemon.log"
         self._daemon: Forked | subprocess.Popen[bytes] | None = None
