@@ -1,8 +1,8 @@
 """Starts `edge-server` from a process that has imported it, which is most of what a start costs.
 
 Run as a program, it is that process: it forks for each start that it is asked for, and tells how
-each ended. There is one, and a second one with the simulated GPU. With any other environment
-`edge-server` starts from nothing.
+each ended. There is one for the tests' own environment, and for each other place of libraries and
+modules that is asked for again. With any other environment `edge-server` starts from nothing.
 """
 
 from __future__ import annotations
@@ -25,18 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-# What `edge-server` reads of its environment after its imports.
-_LATE = {
-    "NOTIFY_SOCKET",
-    "PYTEST_CURRENT_TEST",
-    "STATE_DIRECTORY",
-    "XDG_STATE_HOME",
-    "EDGE_SIMULATED_CUDA",
-    "EDGE_SIMULATED_KERNELS",
-    "EDGE_SIMULATED_TENSORRT",
-}
-# What the loader and Python must have from the start to find the simulated GPU.
-_OF_GPU = {"LD_LIBRARY_PATH", "PYTHONPATH"}
+# What `edge-server` reads of its environment after its imports, as do the simulations.
+_LATE = {"NOTIFY_SOCKET", "PYTEST_CURRENT_TEST", "STATE_DIRECTORY", "XDG_STATE_HOME"}
+_OF_SIMULATIONS = ("EDGE_SIMULATED_", "SIMULATED_")
+# Where libraries and modules are found, the simulated GPU among them.
+_FOUND_BY = {"LD_LIBRARY_PATH", "PYTHONPATH"}
 
 
 class Forked:
@@ -122,37 +115,39 @@ class Preloaded:
 
 
 class PreloadedProcesses:
-    """What is preloaded while a session of tests runs.
-
-    Attributes:
-        usual: with the environment that the session began with.
-        with_gpu: with the simulated GPU; none until a test has it.
-    """
+    """What is preloaded while a session of tests runs."""
 
     def __init__(self) -> None:
-        self.usual: Preloaded | None = None
-        self.with_gpu: Preloaded | None = None
+        # With the environment that the session began with.
+        self._usual: Preloaded | None = None
+        # With libraries and modules of their own; None for those that were asked for once.
+        self._others: dict[tuple[str, ...], Preloaded | None] = {}
 
     def begin(self) -> None:
-        self.usual = Preloaded(os.environ)
+        self._usual = Preloaded(os.environ)
 
     def find(self, environment: Mapping[str, str]) -> Preloaded | None:
         """Return the one that has imported what a start from nothing would; else None."""
-        if self.usual is None:
+        if self._usual is None:
             return None
-        different = self.usual.different(environment)
+        different = self._usual.different(environment)
         if not different:
-            return self.usual
-        if different != _OF_GPU:
+            return self._usual
+        if not different <= _FOUND_BY:
             return None
-        if self.with_gpu is None:
-            self.with_gpu = Preloaded(environment)
-        return None if self.with_gpu.different(environment) else self.with_gpu
+        place = tuple(environment.get(name, "") for name in sorted(_FOUND_BY))
+        if place not in self._others:
+            self._others[place] = None
+            return None
+        found = self._others[place] or Preloaded(environment)
+        self._others[place] = found
+        return found
 
     def end(self) -> None:
-        for each in filter(None, (self.usual, self.with_gpu)):
+        for each in filter(None, (self._usual, *self._others.values())):
             each.close()
-        self.usual = self.with_gpu = None
+        self._usual = None
+        self._others.clear()
 
 
 PRELOADED = PreloadedProcesses()
@@ -174,7 +169,11 @@ def start_daemon(
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in _LATE}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _LATE and not name.startswith(_OF_SIMULATIONS)
+    }
 
 
 def _serve(asked: socket.socket) -> list[str]:
