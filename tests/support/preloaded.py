@@ -8,6 +8,7 @@ modules that is asked for again. With any other environment `edge-server` starts
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -184,6 +185,9 @@ def _serve(asked: socket.socket) -> list[str]:
     signal.set_wakeup_fd(wakeup)
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     ends: dict[int, int] = {}
+    # What a collection does not touch, no process has to copy.
+    gc.collect()
+    gc.freeze()
     while True:
         ready, _, _ = select.select([asked, ended], [], [])
         if ended in ready:
