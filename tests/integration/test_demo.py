@@ -30,6 +30,19 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_verb("demo", *arguments, cwd=folder)
 
 
+def demo_after(code: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process that ran `code` before it."""
+    run = f"{code}; from edge_server.__main__ import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", run, "demo", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
 def test_it_ends_after_n_frames_and_leaves_a_picture(tmp_path: Path) -> None:
     done = demo(tmp_path, "--frames", "20", "--video", "lanes.mp4")
     assert done.returncode == 0, done.stderr
@@ -133,19 +146,8 @@ def test_a_camera_with_a_password_is_shown_without_it(
 
 
 def test_a_camera_that_is_not_there_is_named_with_the_next_step(tmp_path: Path) -> None:
-    sooner = (
-        "from edge_server.cli import demo; demo._TIMEOUT_S = 3.0; "
-        "from edge_server.__main__ import main; main()"
-    )
-    words = ("demo", "--frames", "5", "--source", "/dev/video77")
-    done = subprocess.run(
-        [sys.executable, "-c", sooner, *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    sooner = "from edge_server.cli import demo; demo._TIMEOUT_S = 3.0"
+    done = demo_after(sooner, tmp_path, "--frames", "5", "--source", "/dev/video77")
     assert done.returncode == 69
     assert "no lanes arrived for 3 s: unavailable: /dev/video77: no such device; " in done.stderr
     assert "check the camera's plug and cable" in done.stderr
@@ -221,8 +223,7 @@ def test_a_picture_that_is_there_stays(tmp_path: Path) -> None:
 
 
 def test_without_opencv_it_names_what_is_missing(tmp_path: Path) -> None:
-    without = "import sys; sys.modules['cv2'] = None; from edge_server.__main__ import main; main()"
-    done = demo(tmp_path, "--frames", "2", python=("-c", without))
+    done = demo_after("import sys; sys.modules['cv2'] = None", tmp_path, "--frames", "2")
     assert done.returncode in {69, 78}
     assert "cv2" in done.stderr
     assert "Traceback" not in done.stderr
