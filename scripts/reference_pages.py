@@ -1,4 +1,5 @@
-"""Write docs/reference, from the code: settings, flags, topics, messages, metrics, exit codes.
+"""Write docs/reference, from the code: settings, flags, topics, messages, metrics, exit codes; and
+the figures of docs/figures.md, from benchmarks/results.
 
 python scripts/reference_pages.py            # write the pages
 python scripts/reference_pages.py --check    # fail where one is not current
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/reference"
+RESULTS = ROOT / "benchmarks/results"
+FIGURES = ROOT / "docs/figures.md"
+_FIGURES_BEGIN = "<!-- from here on written by scripts/reference_pages.py of benchmarks/results -->"
 FLAGS = ROOT / "edge_server/cli/flags/flags.txt"
 PROTO = ROOT / "edge_server/proto"
 _LANES = "edge/lanes/v1"
@@ -415,21 +420,50 @@ def support_page() -> str:
     )
 
 
+def figures_page() -> str:
+    results = [(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
+    oldest = min(result["date"] for _, result in results)
+    of_that_day = ", ".join(f"`{name}`" for name, result in results if result["date"] == oldest)
+    text = FIGURES.read_text().partition(_FIGURES_BEGIN)[0] + _FIGURES_BEGIN
+    text += (
+        f"\n\n## Figures\n\nThe oldest are of {oldest}: {of_that_day}. `python BENCHMARK --record "
+        "NAME` measures one anew.\n"
+    )
+    for machine in sorted({result["machine"] for _, result in results}):
+        here = [(name, result) for name, result in results if result["machine"] == machine]
+        text += f"\n### {machine}\n\n"
+        text += _table(("figure", "value", "command", "measured"), _figures(here))
+    return text
+
+
+def _figures(results: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
+    for name, result in results:
+        measured = f"`{name}`, {result['date']}, `{result['commit']}`"
+        for row in result["figures"]:
+            texts = tuple(row[key].format_map(result["values"]) for key in ("figure", "value"))
+            if result["values"] and texts == (row["figure"], row["value"]):
+                sys.exit(
+                    f"benchmarks/results/{name}.json: no value has a place in “{row['value']}”; "
+                    "write the text anew, with {places} of the values"
+                )
+            yield *texts, f"`{result['command']}`", measured
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     PAGES.mkdir(exist_ok=True)
-    for name, made in (
-        ("settings", settings_page()),
-        ("flags", flags_page()),
-        ("topics", topics_page()),
-        ("messages", messages_page()),
-        ("metrics", metrics_page()),
-        ("exit_codes", exit_codes_page()),
-        ("support", support_page()),
+    for page, made in (
+        (PAGES / "settings.md", settings_page()),
+        (PAGES / "flags.md", flags_page()),
+        (PAGES / "topics.md", topics_page()),
+        (PAGES / "messages.md", messages_page()),
+        (PAGES / "metrics.md", metrics_page()),
+        (PAGES / "exit_codes.md", exit_codes_page()),
+        (PAGES / "support.md", support_page()),
+        (FIGURES, figures_page()),
     ):
-        page = PAGES / f"{name}.md"
         if not check:
             page.write_text(made)
         elif not page.exists() or page.read_text() != made:
