@@ -71,6 +71,7 @@ def test_a_release_names_every_obstacle_and_makes_nothing(
     for obstacle in (
         "release: pyproject.toml: its version is not 9.9.9",
         "release: clients/python/pyproject.toml: its version is not 9.9.9",
+        "release: clients/cpp/CMakeLists.txt: its version is not 9.9.9",
         "release: CHANGELOG.md: has no section '## 9.9.9'",
     ):
         assert obstacle in ran.stderr
