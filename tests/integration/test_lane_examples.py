@@ -108,6 +108,7 @@ def cpp_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     skip_without(
         {
             "cmake": "cmake",
+            "make": "make",
             "g++": "g++",
             "pkg-config": "pkg-config",
             "protoc": "protobuf-compiler",
