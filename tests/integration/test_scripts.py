@@ -75,6 +75,9 @@ def test_a_release_names_every_obstacle_and_makes_nothing(
         "release: CHANGELOG.md: has no section '## 9.9.9'",
     ):
         assert obstacle in ran.stderr
+    compiled = list(ROOT.glob("dist/wheels/noble-arm64/pycuda-*.whl"))
+    remedy = "has no pycuda; run scripts/build_pycuda_wheel noble-arm64\n"
+    assert (remedy in ran.stderr) == (not compiled)
     steps = ran.stdout.splitlines()
     # A real run ends before the first step.
     assert [step.split()[0] for step in steps][-2:] == ([] if code else ["gpg", "git"])
