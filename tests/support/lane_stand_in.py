@@ -111,7 +111,11 @@ class PowerCut:
         with contextlib.suppress(OSError):  # the listener is closed
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
+                try:
+                    server = socket.create_connection(self._target)
+                except ConnectionRefusedError:
+                    client.close()
+                    continue
                 self._open += [client, server]
                 for source, sink in ((client, server), (server, client)):
                     threading.Thread(
