@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.lanes.tracking import LaneFilter, LaneTracker
+from edge_server.lanes.tracking import LaneFilter, LaneTracker, correct, predict
 from edge_server.lanes.types import GroundLane, Lane, Polynomial, VehicleState
 
 if TYPE_CHECKING:
@@ -288,8 +288,8 @@ def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> 
     detection = Polynomial(np.array([1.8, 0.0, 0.0, 0.0]), covariance, 4.0, 50.0, by_angles)
     filter_ = LaneFilter(detection)
     for _ in range(100):
-        filter_.predict(0.04, VehicleState(0, 25.0, 0.0))
-        filter_.correct(detection)
+        predict([filter_], 0.04, VehicleState(0, 25.0, 0.0))
+        correct([filter_], [detection])
     covariance = filter_.polynomial.covariance
     assert math.sqrt(covariance[1, 1]) > math.radians(0.2)
     assert math.sqrt(covariance[1, 1]) < math.radians(0.4)
