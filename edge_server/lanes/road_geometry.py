@@ -114,13 +114,9 @@ def road_of(
         measured = _pitch(fits, indices.index(-1), indices.index(1), model)
         if measured is not None and pitch is not None:
             turned_rad, stds_rad[0] = pitch.correct(measured), pitch.std_rad
-    located = tuple(
-        replace(lane, ground=ground, index=index)
-        for lane, ground, index in zip(
-            lanes, _grounds(fits, turned_rad, stds_rad), indices, strict=True
-        )
-    )
-    return Road(located, measured)
+    places = zip(lanes, _grounds(fits, turned_rad, stds_rad), indices, strict=True)
+    located = [replace(lane, ground=ground, index=index) for lane, ground, index in places]
+    return Road(tuple(located), measured)
 
 
 class _Fits(NamedTuple):
@@ -274,10 +270,8 @@ def indexed_by_picture(lanes: Sequence[Lane], width: int, height: int) -> tuple[
         reaches = y0 > y1 and below <= 2 * (y0 - float(points[-1, 1]))
         lefts.append(width / 2 - x0 - (x0 - x1) * below / (y0 - y1) if reaches else None)
     indices = _ranked(lefts, math.inf)
-    return tuple(
-        replace(lane, index=index) if index else lane
-        for lane, index in zip(lanes, indices, strict=True)
-    )
+    pairs = zip(lanes, indices, strict=True)
+    return tuple([replace(lane, index=index) if index else lane for lane, index in pairs])
 
 
 def ego_of(lanes: Sequence[Lane]) -> Ego:
