@@ -49,14 +49,15 @@ def _between_knots(x_m: Floats) -> Floats:
 _BASIS = _between_knots(DISTANCES_M)
 _PRODUCTS = (_BASIS[:, :, None] * _BASIS[:, None, :]).reshape(len(DISTANCES_M), -1)
 
-# What a network errs across an upright line in a picture 1280 px wide: the standard deviation where
-# it sees no paint, which is all that it counts for; and how alike errors at other distances are
-# (Matern's function of order 3/2).
-_ERROR_PX = 7.0
+# What a network errs across an upright line in a picture 1280 px wide, standard deviations at the
+# knots: where it sees no paint, as with paint the prior counts for nothing. The nearer dashes of a
+# line are out of the picture at times: then it errs 4 to 7, and 1 to 2 from 10 m on. And how alike
+# errors at other distances are (Matern's function of order 3/2).
+_ERROR_PX = np.array([8.0, 8.0, 6.0, 4.0, 3.0, 3.0, 4.0, 5.0, 6.0])
 _ALIKE = 1.0
 _FLATTEST = 8.0
 _APART = np.sqrt(3.0) * np.abs(_KNOTS[:, None] - _KNOTS) / _ALIKE
-_ERROR = _ERROR_PX**2 * (1.0 + _APART) * np.exp(-_APART)
+_ERROR = _ERROR_PX[:, None] * _ERROR_PX * (1.0 + _APART) * np.exp(-_APART)
 _ERROR_INVERSE = np.linalg.inv(_ERROR)
 _ERROR_FACTOR = np.linalg.cholesky(_ERROR)
 
@@ -68,7 +69,7 @@ _SAMPLES = np.arange(-_ASIDE, _ASIDE + 1) + (
 )
 _SIDE = 4
 _PLACES = slice(_SIDE + 1, -_SIDE - 1)
-_WITH_SIDES = np.array([[0], [_SIDE], [2 * _SIDE]])
+_BOTH_SIDES = np.array([[0], [2 * _SIDE]])
 _SAMPLE_M, _SAMPLE_WIDTHS = 0.045, 1.1e-3
 # Paint is looked for as far aside as this, or as that part of the picture's width, but never as
 # far as the next lane's middle.
@@ -80,7 +81,7 @@ _STROKE_PLACES = _STROKE.astype(np.float32)
 _MISS_COST = 2.0
 _CLEAR_LEVELS, _LEAST_LEVELS = 40.0, 7.0
 # The middle of the paint in one row; so many neighbouring rows err alike.
-_PAINT_STD_PX, _PAINT_STD_M = 0.7, 0.012
+_PAINT_STD_PX, _PAINT_STD_M = 0.7, 0.006
 _ROWS_ALIKE = 3.0
 _FEWEST_ROWS = 4
 # More than rows, and inverse distances, of one line differ.
@@ -385,12 +386,14 @@ class _Found(NamedTuple):
         factor: (K, 9, 9), the product with its transpose is the covariance of the knots.
         place: (M,), number of the strongest stroke's near the corrected line.
         apart: (M,) px, from the corrected line to that stroke's middle.
+        is_even: (M,) bool, whether the road is alike on its sides.
     """
 
     knots: Floats
     factor: Floats
     place: NDArray[np.intp]
     apart: Floats
+    is_even: NDArray[np.bool_]
 
 
 def _follow(profile: _Profile, places: _Places, units: Floats) -> _Found:
@@ -402,9 +405,10 @@ def _follow(profile: _Profile, places: _Places, units: Floats) -> _Found:
     aside, seen = places.aside, places.seen
     clear = np.minimum(profile.ridge, _CLEAR_LEVELS)
     np.copyto(clear, -_CLEAR_LEVELS, where=places.across.too_far[places.step])
-    error_px = _ERROR_PX * units[places.lane]
+    error_px = (_BASIS @ _ERROR_PX)[places.step] * units[places.lane]
     noise_px = places.across.noise_px[places.step]
     inverse = _ERROR_INVERSE / units[:, None, None] ** 2
+    rows = np.arange(len(aside))
     knots = np.zeros((len(seen), len(_KNOTS)))
     precise, pulled = np.zeros((2, *seen.shape))
     for turns, share in _SEARCHES:
@@ -421,6 +425,9 @@ def _follow(profile: _Profile, places: _Places, units: Floats) -> _Found:
         weight *= 1.0 / (_CLEAR_LEVELS - _LEAST_LEVELS)
         np.maximum(weight, 0.0, out=weight)
         weight *= np.maximum(0.0, 1.0 - miss * miss) ** 2
+        left, right = profile.levels[rows, place + _BOTH_SIDES]
+        is_even = profile.ridge[rows, place] >= _LEAST_SPREADS * np.abs(left - right)
+        weight *= is_even
         weight /= _ROWS_ALIKE
         precise[seen] = weight / noise_px**2
         pulled[seen] = precise[seen] * middle
@@ -429,11 +436,10 @@ def _follow(profile: _Profile, places: _Places, units: Floats) -> _Found:
         knots = (covariance @ (pulled @ _BASIS)[..., None])[..., 0]
     factor = np.linalg.cholesky(covariance)
     # On hardly any paint nothing is known.
-    rows = np.bincount(places.lane, weight, len(seen)) * _ROWS_ALIKE
-    is_bare = rows < _FEWEST_ROWS
+    is_bare = np.bincount(places.lane, weight, len(seen)) * _ROWS_ALIKE < _FEWEST_ROWS
     knots[is_bare] = 0.0
     factor[is_bare] = _ERROR_FACTOR * units[is_bare, None, None]
-    return _Found(knots, factor, place, middle - (knots @ _BASIS.T)[seen])
+    return _Found(knots, factor, place, middle - (knots @ _BASIS.T)[seen], is_even)
 
 
 def _middle(
@@ -471,13 +477,10 @@ def _black(image: Image) -> float:
 
 def _painted(found: _Found, profile: _Profile, places: _Places, black: float) -> NDArray[np.bool_]:
     """Return whether there is paint on the line at each distance, (K, N)."""
-    number = np.arange(len(found.place))
-    contrast = profile.ridge[number, found.place]
-    left, stroke, right = profile.levels[
-        number, found.place + np.array([[0], [_SIDE], [2 * _SIDE]])
-    ]
-    is_paint = contrast >= np.maximum(_LEAST_CONTRAST, _LEAST_PART * (stroke - black))
-    is_paint &= contrast >= _LEAST_SPREADS * np.abs(left - right)
+    at = np.arange(len(found.place)), found.place
+    stroke = profile.levels[:, _SIDE:][at]
+    is_paint = profile.ridge[at] >= np.maximum(_LEAST_CONTRAST, _LEAST_PART * (stroke - black))
+    is_paint &= found.is_even
     beside_px = np.maximum(_BESIDE_PX, _BESIDE_M * places.across.metre)
     is_paint &= np.abs(found.apart) <= beside_px[places.step]
     painted = np.zeros(places.seen.shape, bool)

@@ -331,7 +331,7 @@ def _std(polynomials: Sequence[Polynomial], shares: Sequence[float], power: int)
 
     Angles of the camera move all lines: an error of the yaw does not change the lane's width.
     """
-    variance, together = 0.0, np.zeros(2)
+    variance, together = 0.0, np.zeros(polynomials[0].by_angles.shape[1])
     for each, share in zip(polynomials, shares, strict=True):
         of_angles = each.by_angles[power]
         together = together + share * of_angles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,23 +27,27 @@ if TYPE_CHECKING:
 
     Projection = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
-# 99 % of the chi-squared distribution with four degrees of freedom: a detection that differs more
+# 90 % of the chi-squared distribution with four degrees of freedom: a detection that differs more
 # is an outlier and counts for less.
-_GATE = 13.3
+_GATE = 7.8
 # At these shares of the detected range polynomials are compared.
 _SAMPLES = np.linspace(0.0, 1.0, 4)
 # Standard deviations of what a detection's covariance does not know, at 0 m and for each metre
-# ahead: the road is not flat. With these and the growth below, twice the stated deviation contains
-# 93 to 97 % of the errors of rendered drives; see benchmarks/paint.py.
-_FLOOR_M, _FLOOR_PER_M = 0.018, 0.0007
+# ahead: the road is not flat. These, the growth and the slip below were fitted to rendered drives 7
+# to 11 and hold for 20 to 39: twice the stated deviation contains 93 to 98 % of the errors of lines,
+# offset and heading; see benchmarks/paint.py.
+_FLOOR_M, _FLOOR_PER_M = 0.004, 0.0005
 # Standard deviations of c0..c3 before anything was measured: half a lane, 15 degrees, a bend of
 # 65 m radius, and its change within 50 m.
 _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
 # Growth of the standard deviations of c0..c3 in one second, of c0 and c1 where the vehicle's speed
 # and its yaw rate are known, and where steering within the lane is all that limits them.
-_GROWTH_KNOWN = np.array([0.10, 0.008, 6e-4, 1.5e-5])
-_GROWTH_UNKNOWN = np.array([0.35, 0.020, 6e-4, 1.5e-5])
+_GROWTH_KNOWN = np.array([0.045, 0.008, 3e-4, 1e-5])
+_GROWTH_UNKNOWN = np.array([0.35, 0.011, 3e-4, 1e-5])
 _DIAGONAL = np.arange(4)
+# A vehicle moves aside of where it points, in bends and in side wind: an error that all lines have
+# in common, for seconds.
+_SLIP, _SLIP_STD_RAD = 2, math.radians(0.1)
 
 
 class LaneFilter:
@@ -54,14 +59,15 @@ class LaneFilter:
     Attributes:
         mean: (4,) float64, c0..c3; see `Polynomial`.
         covariance: (4, 4) float64, without the part of the camera's angles.
-        by_angles: (4, 2) float64, what these make of the estimate; see `Polynomial`.
+        by_angles: (4, 3) float64, what these, and the vehicle's slip, make of the estimate; see
+            `Polynomial`.
         x_min_m, x_max_m: the range that is still ahead of what was last detected.
     """
 
     def __init__(self, first: Polynomial) -> None:
         self.mean: NDArray[np.float64] = first.coefficients.astype(np.float64)
         self.covariance: NDArray[np.float64] = np.diag(_PRIOR**2)
-        self.by_angles = first.by_angles
+        self.by_angles = np.concatenate([first.by_angles, np.zeros((4, 1))], axis=1)
         self.x_min_m, self.x_max_m = first.x_min_m, first.x_max_m
 
     @property
@@ -101,6 +107,7 @@ def predict(filters: Sequence[LaneFilter], passed_s: float, motion: VehicleState
     for each, mean, covariance in zip(filters, means, covariances, strict=True):
         each.mean, each.covariance = mean, covariance
         each.by_angles = step @ each.by_angles
+        each.by_angles[0, _SLIP] += ahead_m * _SLIP_STD_RAD
         each.x_max_m -= ahead_m
 
 
@@ -135,10 +142,11 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
     covariance += gain @ noise @ gain.transpose(0, 2, 1)
     # Errors of the angles pass through the estimate: more frames do not tell what they have in
     # common, but a vehicle that keeps its place shows where the camera looks.
-    by_angles = gain @ powers @ by_angles + rest @ np.array([each.by_angles for each in filters])
+    after = rest @ np.array([each.by_angles for each in filters])
+    after[:, :, :_SLIP] += gain @ powers @ by_angles
     for number, (each, detection) in enumerate(zip(filters, detections, strict=True)):
         each.mean, each.covariance = mean[number], covariance[number]
-        each.by_angles = by_angles[number]
+        each.by_angles = after[number]
         each.x_min_m, each.x_max_m = detection.x_min_m, detection.x_max_m
 
 

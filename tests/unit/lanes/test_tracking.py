@@ -333,5 +333,6 @@ def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> 
         predict([filter_], 0.04, VehicleState(0, 25.0, 0.0))
         correct([filter_], [detection])
     covariance = filter_.polynomial.covariance
-    assert math.sqrt(covariance[1, 1]) > math.radians(0.2)
+    # A vehicle that keeps its place tells a little of where its camera looks.
+    assert math.sqrt(covariance[1, 1]) > math.radians(0.15)
     assert math.sqrt(covariance[1, 1]) < math.radians(0.4)
