@@ -58,6 +58,7 @@ _ALIKE = 1.0
 _FLATTEST = 8.0
 _APART = np.sqrt(3.0) * np.abs(_KNOTS[:, None] - _KNOTS) / _ALIKE
 _ERROR = _ERROR_PX[:, None] * _ERROR_PX * (1.0 + _APART) * np.exp(-_APART)
+_ERROR_AT_PX = _BASIS @ _ERROR_PX
 _ERROR_INVERSE = np.linalg.inv(_ERROR)
 _ERROR_FACTOR = np.linalg.cholesky(_ERROR)
 
@@ -188,7 +189,7 @@ def image_lines(lanes: Sequence[Lane], camera: CameraModel) -> ImageLines:
 def _units(lines: ImageLines, camera: CameraModel) -> Floats:
     """Return the unit of each line's errors along a row, px, (K,): flat lines err more there."""
     count = lines.present.sum(axis=1)
-    last = np.cumsum(count) - 1
+    last = count.cumsum() - 1
     with np.errstate(invalid="ignore"):
         across, down = np.abs(lines.points[last] - lines.points[last + 1 - count]).T
         slant = np.hypot(1.0, across / np.maximum(down, 1.0))
@@ -349,7 +350,7 @@ def _rows_and_columns(
     behind, at = lane * _LINES_APART, number * _LINES_APART
     rows = np.rint(np.interp(at + _INVERSE, behind - 1.0 / np.maximum(away_m, 0.1), y))
     columns = np.interp(at - rows, behind - y, x)
-    last = np.cumsum(count) - 1
+    last = count.cumsum() - 1
     first = last + 1 - count
     seen = away_m[first % len(away_m), None] <= DISTANCES_M
     seen &= (away_m[last, None] >= DISTANCES_M) & (count[:, None] > 0)
@@ -405,7 +406,7 @@ def _follow(profile: _Profile, places: _Places, units: Floats) -> _Found:
     aside, seen = places.aside, places.seen
     clear = np.minimum(profile.ridge, _CLEAR_LEVELS)
     np.copyto(clear, -_CLEAR_LEVELS, where=places.across.too_far[places.step])
-    error_px = (_BASIS @ _ERROR_PX)[places.step] * units[places.lane]
+    error_px = _ERROR_AT_PX[places.step] * units[places.lane]
     noise_px = places.across.noise_px[places.step]
     inverse = _ERROR_INVERSE / units[:, None, None] ** 2
     rows = np.arange(len(aside))
