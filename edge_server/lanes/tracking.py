@@ -34,8 +34,8 @@ _GATE = 7.8
 _SAMPLES = np.linspace(0.0, 1.0, 4)
 # Standard deviations of what a detection's covariance does not know, at 0 m and for each metre
 # ahead: the road is not flat. These, the growth and the slip below were fitted to rendered drives
-# 7 to 11 and hold for 20 to 39: twice the stated deviation contains 93 to 98 % of the errors of
-# lines, offset and heading; see benchmarks/paint.py.
+# 7 to 11 and hold for 20 to 39: twice the stated deviation contains 96 to 98 % of the errors of
+# lines, offset, heading and curvature; see benchmarks/paint.py.
 _FLOOR_M, _FLOOR_PER_M = 0.004, 0.0005
 # Standard deviations of c0..c3 before anything was measured: half a lane, 15 degrees, a bend of
 # 65 m radius, and its change within 50 m.
