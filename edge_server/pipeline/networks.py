@@ -30,7 +30,7 @@ from edge_server.lanes.box_tracking import BoxTracker
 from edge_server.lanes.road_geometry import PitchFilter
 from edge_server.pipeline.contracts import Contract
 from edge_server.pipeline.lane_model import ImageInput, ImageNeeds, stage_latency, with_needs
-from edge_server.pipeline.perception import BadOutput, Detections, NetworkFrame, View
+from edge_server.pipeline.perception import BadOutput, Detections, NetworkFrame, NetworkView
 from edge_server.pixels import CropRegion, Image, PixelFormat
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest
@@ -78,7 +78,7 @@ class NetworkAnswer(NamedTuple):
     response: InferResponse
     task: Task
     result: Result
-    view: View
+    view: NetworkView
 
 
 class NetworkModel:
@@ -175,7 +175,7 @@ class NetworkModel:
         self._served = _Served(contract, taker, needs)
         return self._served
 
-    def _view(self, size: tuple[int, int], network: tuple[int, int] | None) -> View:
+    def _view(self, size: tuple[int, int], network: tuple[int, int] | None) -> NetworkView:
         """Return what the network sees of a picture of that size.
 
         Raises:
@@ -200,7 +200,7 @@ class NetworkModel:
             raise ModelConfigError(
                 f'region = "{self._region}" is not in the picture of {size[0]} x {size[1]} px'
             )
-        return View(size, region, network or (region.width, region.height), camera, std_rad)
+        return NetworkView(size, region, network or (region.width, region.height), camera, std_rad)
 
 
 def _below_horizon(camera: CameraModel, size: tuple[int, int]) -> CropRegion:
