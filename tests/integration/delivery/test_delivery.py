@@ -85,7 +85,7 @@ def test_the_verbs_from_key_to_rollback(repository: Path, tmp_path: Path) -> Non
         (["rollback", "m", "--to", "{repository}"], 1, "there is nothing to go back to"),
         (["keygen", "--out", "{made}"], 78, "exists already"),
         (["sign", "{nowhere}", "--key", "{nowhere}"], 78, "cannot be read"),
-        (["sing"], 2, "invalid choice: 'sing'"),
+        (["sing"], 2, "unknown verb models sing; did you mean sign?"),
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(
