@@ -11,21 +11,23 @@ import pytest
 from support.daemon_process import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+FLAGS = (
+    f"--model-repository={EXAMPLES / 'models'}",
+    "--model-control-mode=explicit",
+    "--load-model=*",
+    "--allow-client-shm=true",
+)
+
+
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """A daemon with what the examples need; each leaves its models as it found them."""
-    process = Process(
-        tmp_path_factory.mktemp("examples"),
-        f"--model-repository={EXAMPLES / 'models'}",
-        "--model-control-mode=explicit",
-        "--load-model=*",
-        "--allow-client-shm=true",
-    )
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A daemon for all examples but the one that changes a model."""
+    process = Process(tmp_path_factory.mktemp("examples"), *FLAGS)
     try:
         process.wait_for("READY=1")
         yield process
@@ -34,7 +36,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_runs(example: Path, process: Process) -> None:
+def test_an_example_runs(example: Path, shared: Process, start: Callable[..., Process]) -> None:
+    process = start(*FLAGS) if example.stem == "model_control" else shared
     done = subprocess.run(
         [
             *("timeout", "--signal=ABRT", "60"),  # one that hangs tells where

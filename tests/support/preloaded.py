@@ -232,10 +232,12 @@ def _serve(asked: socket.socket) -> list[str]:
 if __name__ == "__main__":
     # Not what is beside this file.
     sys.path[0] = os.getcwd()  # noqa: PTH109
-    importlib.import_module("edge_server.daemon.daemon")
     verbs = importlib.import_module("edge_server.cli")
-    for verb in pkgutil.iter_modules(verbs.__path__, "edge_server.cli."):
-        importlib.import_module(verb.name)
+    names = [each.name for each in pkgutil.iter_modules(verbs.__path__, "edge_server.cli.")]
+    for name in ("edge_server.daemon.daemon", *names):
+        # What cannot be imported here is the fault of whoever is forked, too.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     from edge_server.__main__ import main
 
     sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
