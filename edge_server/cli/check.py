@@ -23,7 +23,13 @@ from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import LIVE, Camera
 from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri
 from edge_server.daemon.camera_set import calibration_of, source_options
-from edge_server.daemon.parts import check_recorder, chosen_signatures, models_aside, python_of
+from edge_server.daemon.parts import (
+    check_channels,
+    check_recorder,
+    chosen_signatures,
+    models_aside,
+    python_of,
+)
 from edge_server.errors import (
     EdgeServerError,
     ModelConfigError,
@@ -164,6 +170,9 @@ def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], st
     if repository.signatures != "off":
         keys = ", ".join(repository.signature_keys) or "no key"
         yield partial(chosen_signatures, repository), f"models: held against {keys}"
+    for name, channel in repository.channels.items():
+        keys = ", ".join(channel.keys)
+        yield partial(check_channels, repository), f"channel {name}: held against {keys}"
 
 
 def _check_ports(settings: chosen.Settings, findings: Findings) -> None:

@@ -46,7 +46,7 @@ models accept | cli.models:accept | put a model into a repository that comes as 
     @store
   $ --to /srv/models < laneDetect_model.tar
 
-models pull | cli.models:fetch | fetch a model and check it against its manifest
+models pull | cli.models:pull_model | fetch a model and check it against its manifest
     MODEL|URL  s3://BUCKET/KEY, https://HOST/PATH or oci://REGISTRY/REPOSITORY:TAG is a URL; one
         of the first two that ends with / is a model's directory with its manifest, any other an
         archive
@@ -57,6 +57,25 @@ models pull | cli.models:fetch | fetch a model and check it against its manifest
     @ssh
   $ laneDetect_model --from truck-7:/srv/models --to .
   $ https://models.example/laneDetect_model.tar --to /srv/models
+
+models publish | cli.fleet:publish | say which model the vehicles of a channel have
+    [DIR]  the model's directory; default: the model that the channel has
+    --channel URL!  oci://REGISTRY/REPOSITORY:TAG, as repository.channels of the vehicles has it
+    --share PERCENT!  of the vehicles, 0 to 100; those of a smaller share are in each larger one
+    --sign KEY!  sign the index, and the model, with this private key
+    --not-before TIME  when vehicles may take it, like 2026-12-01T03:00+01:00; default: at once
+    --not-after TIME  and until when; default: always
+    --parked S  only where the vehicle's speed has been 0 for so long
+    --max-celsius X  only where no zone of the board is warmer
+    --allow-interface-change  as of push
+  Sends the model to a registry and writes the channel's index, with its signature and the next
+  serial. Without DIR the model, and the times and conditions that are not given, stay as they are.
+  To take a model back, publish the one before.
+
+  A vehicle of the share fetches the model into its repository, where it is checked, watched and
+  rolled back as after a push. `fleet status` shows what became of it.
+  $ new/laneDetect_model --channel oci://registry.example/lanes:stable --share 1 --sign fleet.key
+  $ --channel oci://registry.example/lanes:stable --share 10 --sign fleet.key
 
 models list | cli.models:show | list a repository's models, and whether each matches its manifest
     [REPO]  default: models
@@ -118,6 +137,20 @@ models sign | cli.models:sign | write a model's manifest and signature into its 
 models keygen | cli.models:keygen | make a key to sign models with
     --out KEY!  the public one becomes KEY.pub
   $ --out release.key
+
+fleet | | show what the vehicles of a fleet report
+  What the vehicles of a fleet have retained at its broker.
+  exit codes: 0 done, 1 a vehicle has refused or rolled back what a channel brought, or refuses its
+  index, 2 usage, 69 the broker cannot be reached, 78 the settings are wrong
+
+fleet status | cli.fleet:status | show which vehicle serves what, since when, and who is silent
+    --config FILE  settings whose [mqtt] is the fleet's broker, as a client that may read all topics
+    --mqtt HOST[:PORT]  or its address alone
+    --json  a list of objects
+    --quiet-secs S = 2  the retained states are complete once none came for so long
+  A vehicle is silent if it is offline, or if its health is older than a minute.
+  $ --mqtt broker.example
+  $ --config fleet.toml --json
 
 plan | | build, inspect and verify TensorRT plans
   TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: build it on

@@ -239,7 +239,14 @@ def accepting(strace: str, in_memory: Callable[[], Path]) -> Iterator[Accepting]
 
 
 @pytest.mark.parametrize(
-    ("pushes_before", "exchange"), [(0, True), (1, True), (2, True), (1, False), (2, False)]
+    ("pushes_before", "exchange"),
+    [
+        pytest.param(0, True, marks=pytest.mark.long),
+        pytest.param(1, True, marks=pytest.mark.long),
+        (2, True),
+        (1, False),
+        pytest.param(2, False, marks=pytest.mark.long),
+    ],
 )
 def test_killed_at_any_system_call_a_push_leaves_no_half_model(
     accepting: Accepting, in_memory: Callable[[], Path], exchange: bool, pushes_before: int
