@@ -236,6 +236,9 @@ def write_detection(repository: Path) -> None:
     )
     opset = [helper.make_opsetid("", 17)]
     (repository / "text_detection" / "1").mkdir(parents=True)
+    (repository / "text_detection" / "config.pbtxt").write_text(
+        'platform: "onnxruntime_onnx"\nmax_batch_size: 256\n'
+    )
     onnx.save(
         helper.make_model(graph, opset_imports=opset, ir_version=8),
         repository / "text_detection" / "1" / "model.onnx",
@@ -250,7 +253,8 @@ def infer(client: Any, model: str, inputs: dict[str, np.ndarray]) -> Any:
     return client.infer(model, given)
 
 
-def is_ready(client: Any, model: str) -> bool:
+def is_ready(process: Process, client: Any, model: str) -> bool:
+    assert process.popen.poll() is None, process.log.read_text()
     try:
         return bool(client.is_model_ready(model))
     except InferenceServerException:
@@ -299,7 +303,7 @@ def test_the_tutorials_ensemble_serves_with_packages_and_a_python_of_its_own(
         process.drain()
         client = triton.InferenceServerClient(f"127.0.0.1:{process.port}")
         wait_until(
-            lambda: is_ready(client, "ensemble_model"),
+            lambda: is_ready(process, client, "ensemble_model"),
             TIMEOUT_S,
             otherwise=process.log.read_text,
         )

@@ -149,11 +149,10 @@ def environment_of(
         return Environment(str(made), str(made))
     if warn:
         log.warning(
-            "model %s: runs with the server's own packages: nothing has been made of its %s; "
-            "`edge-server models env %s` does that",
+            "model %s: runs with its interpreter's own packages: nothing has been made of its %s; "
+            "`edge-server models env` with the model's directory does that",
             config.name,
             REQUIREMENTS,
-            config.name,
         )
     return NO_ENVIRONMENT
 
