@@ -1,7 +1,7 @@
 """How cameras share one model: frames per camera, ages, drops, processor time.
 
     python benchmarks/cameras.py [--run-ms MS] [--seconds S] [--batch ROWS] [--cameras 1,2,4,8]
-                                 [--networks MS,MS,...] [--verdicts N]
+                                 [--networks MS,MS,...] [--verdicts N] [--shadow PAIRS]
 
 Each row runs so many cameras, each with images of another size, through the camera loop and an
 ensemble whose network takes `--run-ms` for a run and whose other steps take 1 ms. All cameras
@@ -19,6 +19,10 @@ shipped network finds in 700 frames of a drawn road. A candidate is made of thos
 are moved by noise of 1 px. A worse one misses 40 % of them, adds one to half of the frames, has
 noise of 12 px, or lies 14 px off.
 
+`--shadow 10` measures what a shadow costs the lanes that are served: the age of the shipped
+network's lanes on one camera of 5 frames a second, in so many pairs of `--seconds` each, without a
+shadow and with a copy of the network as shadow. Which of a pair comes first alternates.
+
 With `--rtsp` the cameras are RTSP streams on loopback, at a third of those rates, which a reader
 decodes; their ages count from the time in the pixels, before the camera encodes them. Where the
 rates are even, one encoder serves all cameras.
@@ -27,6 +31,7 @@ rates are even, one encoder serves all cameras.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import threading
 import time
@@ -36,11 +41,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
 from appliance import readers, shown_ns, stamped_cameras
 from google.protobuf import text_format
+from record import add_option, record
 from support.live_cameras.rtsp import what_is_missing
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -135,7 +142,8 @@ class Row:
         if at_ns is not None:
             self.ages_ms[lane_frame.camera].append((now_ns - at_ns) / 1e6)
 
-    def line(self) -> str:
+    def values(self) -> dict[str, float]:
+        """Return the row's numbers; `core` is of each camera, `share` of its frames."""
         ages = np.concatenate([np.array(each) for each in self.ages_ms.values()])
         shares = [len(each) / self.wall_s for each in self.ages_ms.values()]
         even = sum(shares) / len(shares)
@@ -143,13 +151,17 @@ class Row:
         wants_more = [s for s, fps in zip(shares, self.fps, strict=True) if fps > 1.1 * even]
         ratio = max(wants_more) / max(1e-9, min(wants_more)) if wants_more else 1.0
         p50, p99 = np.percentile(ages, (50, 99)) if len(ages) else (np.nan, np.nan)
-        dropped = 100 * self.dropped / self.captured
-        cpu = 100 * self.cpu_s / self.wall_s / len(shares)
-        return (
-            f"{len(shares):7} {sum(shares):9.1f} {min(shares):6.1f} {max(shares):6.1f} {ratio:8.2f}"
-            f" {p50:8.1f} {p99:8.1f} {dropped:6.1f} % {cpu:6.1f} %"
-            f" {self.client_requests / self.wall_s:9.1f}"
-        )
+        return {
+            "per s": sum(shares),
+            "least per s": min(shares),
+            "most per s": max(shares),
+            "ratio": ratio,
+            "age p50 ms": p50,
+            "age p99 ms": p99,
+            "dropped share": self.dropped / self.captured,
+            "core": self.cpu_s / self.wall_s / len(shares),
+            "clients per s": self.client_requests / self.wall_s,
+        }
 
 
 # A lane model of three steps, as the shipped one; a quick step takes 1 ms.
@@ -362,6 +374,69 @@ def print_verdicts(count: int) -> None:
         print(f"{kind:7} {number:3}: {dict(outcomes)}", flush=True)
 
 
+def lane_ages_ms(plane: DataPlane, seconds: float, *, shadow: bool) -> list[float]:
+    """Return the ages of the served lanes of one camera, with a shadow or without."""
+    ages: list[float] = []
+
+    def note(lane_frame: LaneFrame, frame: Frame | None) -> None:
+        if frame is not None and not lane_frame.failure:
+            ages.append(lane_frame.age_ns(time.monotonic_ns()) / 1e6)
+
+    section = NetworkSection("candidate", shadow_of="lanes", deadline_ms=1000)
+    network = NetworkPipeline(
+        "front", "new", section, plane, [], shares=FairShares(), served="lane_detection"
+    )
+    pipeline = LanePipeline(
+        Camera("front", "steady://it?fps=5&width=1280", kinds=KINDS),
+        plane,
+        "lane_detection",
+        [note],
+        shares=FairShares(),
+        networks=[network] if shadow else [],
+    )
+    loops = [pipeline.worker, *(each.worker for each in pipeline.networks)]
+    pipeline.camera.start()
+    for worker in loops:
+        worker.start()
+    time.sleep(WARM_UP_S)
+    ages.clear()
+    time.sleep(seconds)
+    found = list(ages)
+    for worker in (*loops, pipeline.camera.worker):
+        worker.ask_to_stop()
+    for worker in loops:
+        worker.stop()
+    pipeline.camera.stop()
+    if shadow:
+        print(f"  shadow: {network.frames} frames, {dict(network.missed)}", flush=True)
+    return found
+
+
+def print_shadow(pairs: int, seconds: float) -> None:
+    """Compare the served lanes' ages without a shadow and with one."""
+    ages: dict[bool, list[list[float]]] = {False: [], True: []}
+    with ExitStack() as stack:
+        repository = Path(stack.enter_context(TemporaryDirectory())) / "models"
+        shutil.copytree(Path(__file__).parents[1] / "models", repository)
+        for name, made in (("laneDetect_model", "candidate_net"), ("lane_detection", "candidate")):
+            shutil.copytree(repository / name, repository / made)
+            config = repository / made / "config.pbtxt"
+            text = config.read_text().replace("laneDetect_model", "candidate_net")
+            config.write_text(text.replace("lane_detection", "candidate"))
+        plane = load_models(repository, stack)
+        for pair in range(pairs):
+            for shadow in (bool(pair % 2), not pair % 2):
+                ages[shadow].append(lane_ages_ms(plane, seconds, shadow=shadow))
+    alone, beside = (np.array([np.percentile(a, (50, 99)) for a in ages[s]]) for s in (False, True))
+    for place, name in enumerate(("median", "p99")):
+        low, middle, high = np.percentile(beside[:, place] / alone[:, place], (25, 50, 75))
+        whole = (np.percentile(np.concatenate(ages[s]), (50, 99)[place]) for s in (False, True))
+        print("{}: alone {:.1f} ms, beside a shadow {:.1f} ms".format(name, *whole), end="; ")
+        print(f"of a pair {middle:.3f} ({low:.3f} to {high:.3f})")
+    frames = [sum(map(len, ages[shadow])) for shadow in (False, True)]
+    print(f"frames with lanes: {frames[0]} alone, {frames[1]} beside")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run-ms", type=float, default=20.0)
@@ -377,20 +452,24 @@ def main() -> None:
         help="other networks beside the lanes",
     )
     parser.add_argument("--verdicts", type=int, default=0, help="equal and worse candidates, each")
+    parser.add_argument("--shadow", type=int, default=0, metavar="PAIRS")
     parser.add_argument("--rtsp", metavar="WIDTHxHEIGHT", help="RTSP cameras of this size")
     parser.add_argument("--reader", default=readers()[0], choices=["gstreamer", "opencv"])
+    add_option(parser)
     arguments = parser.parse_args()
     if arguments.verdicts:
         print_verdicts(arguments.verdicts)
+        return
+    if arguments.shadow:
+        print_shadow(arguments.shadow, arguments.seconds)
         return
     if arguments.rtsp and (missing := what_is_missing()):
         sys.exit(missing)
     print(f"model: {arguments.run_ms:g} ms a run, {arguments.batch} rows", end="")
     print(f"; RTSP {arguments.rtsp}, {arguments.reader}" if arguments.rtsp else "")
-    print(
-        f"{'rates':7} {'cameras':7} {'frames/s':9} {'min':6} {'max':6} {'max/min':8} {'age p50':8} "
-        f"{'p99 ms':8} {'dropped':8} {'CPU':8} {'clients/s':9}"
-    )
+    heads = ["frames/s", "min", "max", "max/min", "age-p50", "p99-ms", "dropped", "CPU", "clients"]
+    print(f"{'rates':7} cameras", " ".join(f"{head:>9}" for head in heads))
+    found: dict[str, float] = {}
     for name, fps in RATES_FPS.items():
         for cameras in map(int, arguments.cameras.split(",")):
             rates = fps[:cameras]
@@ -403,7 +482,11 @@ def main() -> None:
                 sources = nullcontext([f"steady://it?fps={f:g}&width={w}" for f, w in stills])
             with sources as uris:
                 row = run_row(rates, uris, arguments)
-            print("\n".join([f"{name:7} {row.line()}", *row.network_lines()]), flush=True)
+            values = row.values()
+            line = " ".join(f"{value:9.2f}" for value in values.values())
+            print("\n".join([f"{name:7} {cameras:7} {line}", *row.network_lines()]), flush=True)
+            found |= {f"{name} {cameras} {key}": value for key, value in values.items()}
+    record(arguments.record, found)
 
 
 if __name__ == "__main__":

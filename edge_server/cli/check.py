@@ -111,6 +111,13 @@ def check(settings: chosen.Settings) -> Findings:
     with models as (control, data_plane):
         with _no_effects() as findings.no_effects:
             faulty_models = _check_models(settings.repository, control, data_plane, findings)
+        if faulty_models is not None:
+            known = {each.name for each in control.index(only_ready=False)}
+            findings.well += (
+                f"warning: python.model_interpreters.{name}: no repository has a model of that name"
+                for name in settings.python.model_interpreters
+                if name not in known
+            )
         for name, camera in settings.cameras.items():
             _check_camera(name, camera, data_plane, faulty_models, findings)
         for try_it, well in _tries(settings):

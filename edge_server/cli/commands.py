@@ -122,8 +122,11 @@ models promote | cli.models:promote | put a candidate in the place of the model 
 models env | cli.model_env:make_environments | make what a Python model's requirements.txt names
     DIR  the model; each of its versions has a requirements.txt of its own, or none
     --to DIR  the state directory of the daemon; default: the installed one's, else yours
+    @config
   For each requirements.txt beside a model.py this has pip make a directory of packages, which the
   model imports before those of edge-server. What has been made of the same text is taken as it is.
+  The packages are of the Python that runs the model: edge-server's own, or what interpreters or
+  model_interpreters of [python] name for it.
   $ /srv/models/preprocess
 
 models sign | cli.models:sign | write a model's manifest and signature into its directory
@@ -248,8 +251,8 @@ convert | cli.convert:convert | make a model's directory of a file of another fr
 infer | cli.infer:run_infer | send one request to a model, with a picture or arrays
     MODEL
     |--image URI  a picture, or the first frame of any source that a camera can have
-    |--input NAME=FILE.npy...  an input as numpy saves arrays; repeatable. The batch dimension may
-        be left out
+    |--input NAME=FILE...  an input: an array that numpy.save wrote (.npy), the batch dimension
+        may be left out; or the bytes of any other file, such as a JPEG; repeatable
     --save RESULT  the picture with its lanes (.png, .jpg), or all outputs (.npz)
     --classes N  print the N best classes of each output
     --model-version VERSION  default: the latest
@@ -263,6 +266,7 @@ infer | cli.infer:run_infer | send one request to a model, with a picture or arr
   $ laneDetect_model --image 'synthetic://road?seed=7'
   $ classifier --image cat.png --classes 3
   $ my_model --input x=x.npy --input mask=mask.npy --save outputs.npz
+  $ my_ensemble --input input_image=img1.jpg
   $ my_model --input x=x.npy --json | jq '.outputs[0].shape'
   exit codes: 0 done, 1 the model failed, or there is no such model, 2 usage, 69 the daemon, the
   model or a file cannot be reached, 78 the model takes no such request, 130 interrupted
@@ -326,6 +330,11 @@ recordings | | inspect recordings, and export their pictures
   do not need the daemon, and change no recording.
   exit codes: 0 done, 2 usage, 69 a file cannot be read or written, 78 a library is missing, 130
   interrupted
+
+recordings list | cli.cameras:listed | list the recorder's files, the newest first
+    [FOLDER]  default: that of the settings
+    @config
+  $ --config /etc/edge_server/config.toml
 
 recordings info | cli.cameras:info | show the content of a recording, and whether it is complete
     FILE

@@ -359,7 +359,7 @@ def file_with(*suffixes: str) -> Callable[[str], Path]:
 def _named_file(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"{text}: give it as NAME=FILE.npy")
+        raise argparse.ArgumentTypeError(f"{text}: give it as NAME=FILE")
     return name, Path(path)
 
 
@@ -464,7 +464,7 @@ FORMS: Mapping[str, Callable[[str], Any] | tuple[str, ...]] = {
     "NAME,…": _words,
     "NAME:SHAPE[:TYPE]": _tensor,
     "NAME:SIZES": _shape,
-    "NAME=FILE.npy": _named_file,
+    "NAME=FILE": _named_file,
     "METRES": float,
     "--lane-width": _in_range(float, 0.1, "metres"),
     "DEG": float,

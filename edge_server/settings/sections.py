@@ -5,9 +5,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -19,7 +22,7 @@ REGION = r"^(road|[0-9]{1,5},[0-9]{1,5},[0-9]{1,5},[0-9]{1,5})?\Z"
 # Clients measure with as many (`perf_analyzer --concurrency-range=64`).
 MOST_INFERENCES: Final = 64
 EventKind = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
-FrameworkName = Literal["pytorch", "tensorflow", "openvino", "paddle"]
+InterpretedBackend = Literal["python", "pytorch", "tensorflow", "openvino", "paddle"]
 PayloadFormat = Literal["json", "protobuf"]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
@@ -229,7 +232,7 @@ class NetworkSection(Section, frozen=True):
             divided by its priority.
         region: what the network sees of the picture: `x,y,width,height` in px, or `road`, which is
             below the horizon of the camera's calibration; empty is all.
-        publish: results go to MQTT and streams; otherwise they are counted alone.
+        publish: results go to MQTT and streams; otherwise they are counted, and recorded, alone.
         track: boxes of one object keep their number from frame to frame.
         shadow_of: `lanes` compares the network's lanes with those that are served, in a tenth of a
             thread's time; they are not published.
@@ -511,8 +514,9 @@ class Python(Section, frozen=True):
             the daemon serves gRPC on one: they run as the daemon's user, to whom it is open.
         backends: Triton's directory of backends: a model whose `backend` is the name of a directory
             in it with a `model.py` is run by that file.
-        interpreters: backend → the Python that runs its models, which has that framework, msgspec
-            and numpy; without an entry it is the daemon's own.
+        interpreters: backend → the Python that runs its models, 3.10 or newer, which has that
+            framework, msgspec and numpy; without an entry it is the daemon's own.
+        model_interpreters: likewise model → the Python that runs it, whatever its backend has.
     """
 
     sandbox: Literal["auto", "require", "off"] = "auto"
@@ -521,4 +525,10 @@ class Python(Section, frozen=True):
     private: tuple[str, ...] = ()
     unix_sockets: bool | None = None
     backends: str = ""
-    interpreters: dict[FrameworkName, str] = {}
+    interpreters: dict[InterpretedBackend, str] = {}
+    model_interpreters: dict[str, str] = {}
+
+    def interpreter_of(self, model: str, backend: str) -> str:
+        """Return the Python of a model; empty is the daemon's own."""
+        by_backend: Mapping[Any, str] = self.interpreters
+        return self.model_interpreters.get(model, by_backend.get(backend, ""))
