@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from edge_server.errors import ModelConfigError
+from edge_server.errors import InternalError, ModelConfigError
 from edge_server.repository.channel import (
     Release,
     Surroundings,
@@ -20,6 +20,7 @@ from edge_server.repository.channel import (
 )
 from edge_server.repository.manifest import PublicKeys, SigningKey, make_keys
 from edge_server.repository.remote import Origin
+from edge_server.repository.store import ModelStore
 from edge_server.repository.store_state import ChannelMark, StoreState
 
 if TYPE_CHECKING:
@@ -179,3 +180,28 @@ def test_what_is_known_of_a_channel_outlives_other_repositories() -> None:
     state = StoreState(channels={"lanes": mark}, repositories=("a",)).followed(("b",))
     assert state.channels == {"lanes": mark}
     assert state.followed(("a",)).channels == {"lanes": mark}
+
+
+def test_the_serial_outlives_the_process_and_a_damaged_file(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    first, second = ChannelMark('{"serial":7}', "b" * 64, 5), ChannelMark('{"serial":8}')
+    store = ModelStore(place)
+    assert store.channel("lanes") == ChannelMark()
+    store.mark_channel("lanes", first)
+    store.mark_channel("lanes", second)
+    store.close()
+    reopened = ModelStore(place)
+    assert reopened.channel("lanes") == second
+    reopened.close()
+    # A torn write leaves the state before it, of which an older serial may be a part.
+    (place / "state.json").write_bytes(b"torn")
+    reopened = ModelStore(place)
+    assert reopened.channel("lanes") in (first, second)
+    reopened.close()
+
+
+def test_a_serial_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "store")
+    store.close()
+    with pytest.raises(InternalError, match="it is closed"):
+        store.mark_channel("lanes", ChannelMark("{}"))
