@@ -205,7 +205,7 @@ def flags_page() -> str:
 
 def topics_page() -> str:
     names = {asyncapi.DEVICE: "<device>", asyncapi.CAMERA: "<camera>", asyncapi.MODEL: "<model>"}
-    names[asyncapi.NETWORK] = "<network>"
+    names |= {asyncapi.NETWORK: "<network>", asyncapi.CHANNEL: "<channel>"}
     text = "# Topics\n\n```sh\nmosquitto_sub -v -t 'edge/v1/#'\n```\n\n"
     text += "prints every message of every device. "
     text += "[Messages](messages.md) shows lanes and events field by field; "

@@ -28,6 +28,7 @@ from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of
 from edge_server.mqtt.clients import try_broker
+from edge_server.pipeline.perception import marks_of
 from edge_server.process.logs import set_up_logging
 from edge_server.settings import LogSection, Settings, read_settings
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from edge_server.cameras.frame import Frame
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.pipeline.networks import NetworkListener
+    from edge_server.pipeline.perception import NetworkFrame
     from edge_server.settings import Mqtt
 
 DEVICE = "demo"
@@ -82,10 +85,13 @@ def run_demo(
         if page_port is not None:
             _require_free(page_port)
         listeners: list[Listener] = [_keep_in(newest), _messages_to(inbox)]
+        network_listeners: list[NetworkListener] = []
         if video is not None:
             _require_other_file(video, settings.cameras["road"].uri)
-            listeners.append(_into_video(video, running, output))
-        daemon = Daemon(settings, listeners, log_switches)
+            of_lanes, of_networks = _into_video(video, running, output)
+            listeners.append(of_lanes)
+            network_listeners.append(of_networks)
+        daemon = Daemon(settings, listeners, log_switches, network_listeners=network_listeners)
         if settings.mqtt is not None and not stop.is_set():
             _require_broker(settings.mqtt)
         daemon.start(stop)
@@ -249,8 +255,8 @@ def _require_other_file(video: Path, uri: str) -> None:
             raise SettingsError(f"--video: {video} is the source itself; choose another name")
 
 
-def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
-    """Return a listener that writes a video, which is complete at the end of `running`."""
+def _into_video(path: Path, running: ExitStack, output: Any) -> tuple[Listener, NetworkListener]:
+    """Return listeners that write a video, which is complete at the end of `running`."""
     try:
         # OpenCV takes long to import.
         from edge_server.cameras.lane_video import LaneVideo
@@ -270,8 +276,11 @@ def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
         missed = f", {video.missed} left out for want of time" if video.missed else ""
         print(f"{video.frames} frames are in {path.absolute()}{missed}", file=output, flush=True)
 
+    def mark(found: NetworkFrame) -> None:
+        video.mark(found.network, found.capture_mono_ns, marks_of(found))
+
     running.push(close)
-    return video
+    return video, mark
 
 
 def _messages_to(inbox: Inbox) -> Listener:

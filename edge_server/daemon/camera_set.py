@@ -175,6 +175,7 @@ class CameraSet:
         board: what is wrong with the device itself.
         argus: restarts what CSI cameras hang in.
         network_listeners: get what the other networks of cameras find.
+        network_recorder: gets what is not published too.
     """
 
     def __init__(
@@ -192,9 +193,11 @@ class CameraSet:
         tracer: Tracer | None = None,
         argus: Argus | None = None,
         network_listeners: Sequence[NetworkListener] = (),
+        network_recorder: NetworkListener | None = None,
     ) -> None:
         self.models = models
         self._network_listeners = tuple(network_listeners)
+        self._network_recorder = network_recorder
         self._argus = argus or Argus.of_this_service()
         self._data_plane = data_plane
         self._listeners = tuple(listeners)
@@ -433,6 +436,7 @@ class CameraSet:
                 shares=self._network_shares,
                 served=section.model,
                 calibration=calibration,
+                recorder=self._network_recorder,
             )
             for network, each in section.networks.items()
         ]

@@ -18,15 +18,22 @@ from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import ProcessorUse, Sources
 from edge_server.backends import load_libraries
 from edge_server.board.identity import Identity
+from edge_server.board.update import RecordFile
 from edge_server.board.watch import HTTP_CLOSED, NO_GPU, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
-from edge_server.daemon.parts import directories_of, free_space
+from edge_server.daemon.parts import (
+    KnownSurroundings,
+    channel_followers,
+    directories_of,
+    free_space,
+)
 from edge_server.daemon.reload import SettingsReload, live_parts
 from edge_server.daemon.status import LOOK_S, REST_S, StatusReport
 from edge_server.errors import EdgeServerError, Reason, StageStuck
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.lifecycle.control import PollControl
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.process.disk import state_directory
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
 from edge_server.process.worker import Auxiliary, AwakeTime, check_progress
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
-    from edge_server.process.worker import Worker
+    from edge_server.pipeline.networks import NetworkListener
     from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -47,6 +54,9 @@ log = logging.getLogger(__name__)
 _SWITCH_S = 0.0005
 
 VERSION = version("edge-server")
+
+# Frames that have had lanes within this time are progress.
+_LANES_PROGRESS_S = 10.0
 
 # The farewell and closing the models get this long after the in-flight requests' time is up.
 FAREWELL_S = 5.0
@@ -78,6 +88,8 @@ class Daemon:
         log_switches: LogSwitches | None = None,
         read_settings: Callable[[], Settings] | None = None,
         reload_requested: threading.Event | None = None,
+        *,
+        network_listeners: Sequence[NetworkListener] = (),
     ) -> None:
         keep_large_buffers()
         sys.setswitchinterval(_SWITCH_S)
@@ -85,7 +97,14 @@ class Daemon:
         log_switches = log_switches or LogSwitches()
         inference = build_inference(settings, identity)
         requests = build_requests(settings, identity, inference, log_switches)
-        lanes = build_lanes(settings, identity, inference, listeners, self._faults)
+        lanes = build_lanes(
+            settings,
+            identity,
+            inference,
+            listeners,
+            self._faults,
+            network_listeners=network_listeners,
+        )
         recorder, pipelines = lanes.recorder, lanes.cameras.pipelines
         requests.grpc.offer_lanes(
             LaneSources(
@@ -112,9 +131,16 @@ class Daemon:
         self._inference, self._requests, self._lanes = inference, requests, lanes
         self.devices, self.control = inference.devices, inference.control
         self.data_plane, self._grpc = inference.data_plane, requests.grpc
+        surroundings = KnownSurroundings(lanes.vehicle, lanes.board)
+        self._channels = channel_followers(settings, self.control, surroundings, lanes.events)
         disks = partial(free_space, directories_of(settings))
         self._http = self._http_server(settings, identity, disks)
         self._auxiliary = self._auxiliary_parts()
+        publisher = lanes.publisher
+        self._mqtt = Auxiliary("mqtt", publisher.workers, publisher.reopen)
+        # How many frames had lanes, and when the main loop saw the last of them.
+        self._progress = (0, 0.0)
+        self._hangs = ""
         self._status = StatusReport(
             self.data_plane,
             self.control,
@@ -125,6 +151,7 @@ class Daemon:
             reload=self._reload,
             free_bytes=disks,
             events=lanes.events,
+            channels=self._channels,
         )
         self._running = ExitStack()
         self._exit_timeout_s = settings.serving.exit_timeout_s
@@ -152,6 +179,7 @@ class Daemon:
             events=lanes.events.counts,
             ready=self.data_plane.server_ready,
             spans=inference.spans,
+            channels=self._channels,
         )
         page = PageSources(
             identity,
@@ -160,7 +188,9 @@ class Daemon:
             lanes.pictures,
             lanes.events,
             settings.vehicle.width_m,
+            RecordFile(state_directory()),
             may_read=None if requests.tokens is None else requests.tokens.may_read,
+            rules=requests.rest.rules,
         )
         return HttpServer(http_listeners(settings, requests.rest, sources, page))
 
@@ -232,6 +262,9 @@ class Daemon:
         yield lanes.cameras.open_recordings, lambda: lanes.cameras.stop(self._left_s)
         yield lanes.publisher.start, lanes.publisher.stop
         yield lambda: self._load(stop), _nothing
+        for channel in self._channels:
+            # A request to a registry may take a minute, and is not waited for.
+            yield channel.worker.start, channel.worker.ask_to_stop
         yield lambda: self._serve(stop), self._drain
 
     def run(self, stop: threading.Event) -> None:
@@ -240,7 +273,8 @@ class Daemon:
         Raises:
             DeviceLost: a GPU is broken, on any thread; only a new process recovers.
             StageStuck: a worker hangs, or a model whose run cannot be ended, or gRPC does not
-                respond; only a new process recovers.
+                respond; only a new process recovers. While lanes progress, no worker ends it that
+                they do without.
             InternalError: a worker died. One of `Auxiliary` is started again.
         """
         longest_s = (watchdog_period_s() or 2 * REST_S) / 2
@@ -249,12 +283,14 @@ class Daemon:
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
             awake.look(now := time.monotonic())
-            check_progress(self._workers(), awake)
+            check_progress(self._lanes.cameras.workers(), awake)
+            self._check_others(now, awake)
             self._lanes.cameras.check(now)
-            for auxiliary in self._auxiliary.values():
+            for auxiliary in (*self._auxiliary.values(), self._mqtt):
                 auxiliary.check(now, awake)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
+            self.control.unload_idle(now)
             model, since = self.data_plane.oldest_run()
             if (over_s := awake.since(since) - MODEL_STUCK_S) > 0:
                 text = f"model {model}: one run takes more than {MODEL_STUCK_S:g} s"
@@ -329,19 +365,25 @@ class Daemon:
             found.append(Reason(NOT_RECORDED, self._lanes.recorder.failure))
         return found
 
-    def _workers(self) -> list[Worker]:
-        """Return the threads whose hang, or end by an error, ends the daemon."""
-        workers = [
-            *self._lanes.cameras.workers(),
-            self._lanes.events.worker,
-            *self._lanes.publisher.workers(),
-        ]
-        workers += [
-            part.worker for part in (self._grpc.self_call, self._reload) if part is not None
-        ]
+    def _check_others(self, now: float, awake: AwakeTime) -> None:
+        """Raise where a thread beside those of cameras and of `Auxiliary` has died, or hangs while
+        no lanes progress: a restart would interrupt them."""
+        if (frames := self._lanes.latency.frames()) != self._progress[0]:
+            self._progress = frames, now
+        parts = (self._lanes.events, self._grpc.self_call, self._reload)
+        workers = [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
-        return workers
+        hangs = ""
+        try:
+            check_progress(workers, awake)
+        except StageStuck as error:
+            hangs = str(error)
+            if not self._progress[0] or awake.since(self._progress[1]) > _LANES_PROGRESS_S:
+                raise
+        if hangs and hangs != self._hangs:
+            log.error("%s; the daemon goes on, as lanes do", hangs)
+        self._hangs = hangs
 
 
 def _nothing() -> None:

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from edge_server.errors import Reason
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import ModelEntry
-    from edge_server.lanes.agreement import LaneVerdict
+    from edge_server.lanes.agreement import Disagreement, LaneVerdict
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
+    from edge_server.repository.channel_follower import ChannelFollower
     from edge_server.settings.sections import EventKind
 
 # As `Lifecycle.roll_back` reports it of the version that serves again.
@@ -77,6 +78,12 @@ class DeviceEvents:
             event = _event("model", cause, verdict.text, camera=camera, model=model)
             self._lasting.put(event)
 
+    def see_disagreement(self, camera: str, model: str, found: Disagreement | None) -> None:
+        """Put that a candidate sees another road than the lanes that are served."""
+        if found is not None:
+            event = _event("model", "candidate_differs", found.text, camera=camera, model=model)
+            self._lasting.put(event)
+
     def see_device(self, reasons: Iterable[Reason]) -> None:
         """Put what degrades all lanes: the reasons that begin and end."""
         present = dict(reasons)
@@ -120,6 +127,8 @@ class DeviceEvents:
                 text = f"{serves} again: {entry.reason.removeprefix(_ROLLED_BACK)}"
                 self._lasting.put(_event("model", "rolled_back", text, **which))
         elif before is not None and before.loaded is not entry.loaded:
+            if before.version == entry.version and (before.is_idle or entry.is_idle):
+                return
             self._lasting.put(_event("model", "swapped", serves, **which))
 
 
@@ -179,7 +188,7 @@ def status_line(
     failed = {
         entry.name: _short(entry.reason)
         for entry in entries
-        if entry.name not in ready and entry.reason != UNLOADED
+        if entry.name not in ready and entry.reason != UNLOADED and not entry.is_idle
     }
     models = _some("model", len(ready), len(ready) + len(failed), failed)
     if degraded := [e.name for e in entries if e.configuration and e.configuration.degraded]:
@@ -275,10 +284,12 @@ class StatusReport:
         reload: SettingsReload | None,
         events: EventLog,
         free_bytes: Callable[[], Mapping[str, int]],
+        channels: Sequence[ChannelFollower] = (),
     ) -> None:
         self._board = board
         self._events = DeviceEvents(events)
         self._free_bytes = free_bytes
+        self._channels = channels
         self._data_plane = data_plane
         self._control = control
         self._pipelines = pipelines
@@ -318,6 +329,9 @@ class StatusReport:
         status line where it differs from the last one; return that line."""
         self._board.check()
         device = self._board.latest
+        # Before the device is online, when topics without a state are cleared.
+        for each in (channel.report for channel in self._channels):
+            self._attempt(f"channel {each.channel}", self._publisher.publish_channel, each)
         with self._going_on("cameras"):
             self._report_cameras(tuple(self._pipelines), device)
         with self._going_on("models"):
@@ -391,6 +405,8 @@ class StatusReport:
             publish = self._publisher.publish_verdict
             self._attempt(f"verdict {what}", publish, camera, name, model, network.served, verdict)
             self._attempt(f"judged {what}", self._judged, camera, model, network.served, verdict)
+            differs = self._events.see_disagreement
+            self._attempt(f"differs {what}", differs, camera, model, network.disagreement)
 
     def _judged(self, camera: str, model: str, served: str, verdict: LaneVerdict | None) -> None:
         self._events.see_verdict(camera, model, verdict)
@@ -456,6 +472,9 @@ class StatusReport:
     def _status(self, device: DeviceReport) -> str:
         # The words alone: a temperature beside them would change the line again and again.
         board = "".join(f"; {reason.code}" for reason in device.reasons)
+        for report in (each.report for each in self._channels):
+            if report.trouble:
+                board += f"; channel {report.channel} {report.trouble}"
         entries, now = self._data_plane.index(only_ready=False), time.monotonic()
         broker = self._publisher.state
         pipelines, reload = tuple(self._pipelines), self._reload

@@ -9,6 +9,8 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from edge_server.inference.registry import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.process.histogram import Distribution
     from edge_server.process.worker import Worker
+    from edge_server.repository.channel_follower import ChannelReport
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
@@ -146,7 +149,7 @@ class Publisher:
         return self._outbox.dropped + self._feed.lost
 
     def workers(self) -> list[Worker]:
-        """Return the threads whose hang, or end by an error, must end the daemon."""
+        """Return the thread that publishes, if there is a broker."""
         return [] if (link := self._link) is None else [link.worker]
 
     def start(self) -> None:
@@ -162,6 +165,21 @@ class Publisher:
         self._outbox.put_state(self._topics.status, payloads.status(self._identity, "offline"))
         if link is not None:
             link.leave()
+
+    def reopen(self) -> None:
+        """Publish with a new thread and connection, every state first. The present thread, which
+        hangs or has died, ends as soon as it can.
+
+        Raises: RuntimeError: the system has no thread left.
+        """
+        with self._lock:
+            before = self._link
+            if self._stopped or before is None:
+                return
+            link = Link(before.mqtt, self._feed)
+            link.worker.start()
+            self._link = link
+            before.abandon()
 
     def change(self, mqtt: Mqtt | None) -> str:
         """Leave the broker so far with `offline`, and publish to that of `mqtt`, every state first.
@@ -233,6 +251,11 @@ class Publisher:
         topic = self._networks[key]
         if self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
             link.ring()
+
+    def publish_channel(self, report: ChannelReport) -> None:
+        """Publish what a channel says, and what became of its model."""
+        topic = self._topics.channel(report.channel)
+        self._put_state(topic, msgspec.json.encode(report))
 
     def publish_verdict(
         self, camera: str, network: str, model: str, served: str, verdict: LaneVerdict | None

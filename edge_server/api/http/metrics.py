@@ -202,7 +202,7 @@ def _models(sources: Sources) -> Iterator[Metric]:
     states = {
         (*key, state.value): entry.state is state
         for key, entry in entries
-        if entry.reason != UNLOADED  # on request: nobody misses it
+        if entry.reason != UNLOADED and not entry.is_idle  # on request: nobody misses it
         for state in ModelState
         if state is not ModelState.UNKNOWN  # never loaded, so it has no state to export
     }
@@ -224,7 +224,8 @@ def _models(sources: Sources) -> Iterator[Metric]:
     yield from many("edge_tensor_copies_total", {k: each.count for k, each in copies.items()})
     sizes = {key: each.n_bytes for key, each in copies.items()}
     yield from many("edge_tensor_copied_bytes_total", sizes)
-    yield from many("edge_model_memory_bytes", {key: m.memory_bytes() for key, m in loaded})
+    memory = {(*key, kind): n for key, m in loaded for kind, n in m.memory_bytes().items()}
+    yield from many("edge_model_memory_bytes", memory)
     phases: dict[tuple[str, ...], Distribution] = {
         (*key, phase): found
         for key, model in loaded
@@ -235,6 +236,10 @@ def _models(sources: Sources) -> Iterator[Metric]:
         latencies = requests.latencies({name for (name, _), _ in loaded})
         yield from histogram("edge_request_duration_seconds", latencies)
         yield from many("edge_request_failed_total", requests.failures())
+    channels = [each.report for each in sources.channels]
+    yield from many("edge_channel_serial", {each.channel: each.serial for each in channels})
+    states = {(each.channel, each.state, each.trouble): True for each in channels}
+    yield from many("edge_channel_state", states)
     if (repository := sources.repository) is not None:
         yield from one("edge_repo_poll_age_seconds", repository.poll_age_s(time.monotonic()))
         yield from many("edge_model_reload_total", repository.outcomes())

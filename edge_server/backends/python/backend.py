@@ -20,7 +20,6 @@ import logging
 import math
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,14 +27,13 @@ from edge_server.backends.contract import Model, check_parameters, ours
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.context import (
-    USERS_PROGRAM,
     ModelContext,
     ModelLog,
     ModelProgram,
     PythonParameters,
     start_message,
 )
-from edge_server.backends.python.environments import environment_of
+from edge_server.backends.python.environments import environment_of, interpreter_of
 from edge_server.backends.python.in_flight import latest_deadline
 from edge_server.backends.python.session import ChildProcess, ChildSession, unhealthy
 from edge_server.errors import (
@@ -57,9 +55,15 @@ from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 from edge_server.process.worker import Backoff, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from edge_server.backends.contract import ExecuteRequest, LoadContext, ModelMetric, Phases
+    from edge_server.backends.contract import (
+        ExecuteRequest,
+        LoadContext,
+        MemoryKind,
+        ModelMetric,
+        Phases,
+    )
     from edge_server.model_config.config import Placement
     from edge_server.model_config.files import ModelFiles
 
@@ -82,7 +86,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
         )
     require_path(Path(config.program or directory, filename), config.name)
     parameters = checked_parameters(files, config)
-    program = replace(USERS_PROGRAM, environment=environment_of(directory, config))
+    program = _program(directory, config)
     if config.completion.auto and (
         completed := run_for_completion(directory, config, parameters, program)
     ):
@@ -107,12 +111,18 @@ def load(context: LoadContext) -> PythonModel:
             _FORCE_CPU,
             NO_EFFECT,
         )
-    program = replace(USERS_PROGRAM, environment=environment_of(directory, config, warn=True))
+    program = _program(directory, config, warn=True)
     return PythonModel(
         ModelContext(
             directory, config, PythonParameters.of(config), context.server, program=program
         )
     )
+
+
+def _program(directory: Path, config: ModelConfig, *, warn: bool = False) -> ModelProgram:
+    interpreter = interpreter_of(config, {})
+    environment = environment_of(directory, config, interpreter, warn=warn)
+    return ModelProgram(interpreter.path, environment=environment)
 
 
 def check_sandbox(path: Path, config: ModelConfig, *, warn: bool = False) -> None:
@@ -142,7 +152,7 @@ def run_for_completion(
     directory: Path,
     config: ModelConfig,
     parameters: PythonParameters,
-    program: ModelProgram = USERS_PROGRAM,
+    program: ModelProgram,
 ) -> str:
     """Return as JSON what the model makes of its configuration, in its own process: a user's model
     the completed one, empty where it has no function for that; a framework's its signature.
@@ -254,9 +264,10 @@ class PythonModel(Model):
     def metrics(self) -> Sequence[ModelMetric]:
         return self._context.metrics.metrics()
 
-    def memory_bytes(self) -> int:
+    def memory_bytes(self) -> Mapping[MemoryKind, int]:
         sessions = [instance.session for instance in list(self.instances)]
-        return sum(private_bytes(session.pid) for session in sessions if session is not None)
+        running = (session for session in sessions if session is not None)
+        return {"processes": sum(private_bytes(session.pid) for session in running)}
 
     def lend(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
         """Lend `own`; while it is down, the first instance that is up and free, or None.

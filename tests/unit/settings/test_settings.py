@@ -56,7 +56,8 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ('[cameras.front]\nurl = "x"', 'cameras.front.url: unknown key; did you mean "uri"?'),
         (
             '[cameras.front]\nuri = "x"\n[python]\ninterpreters = { torch = "x" }',
-            "python.interpreters.torch: unknown key; known: pytorch, tensorflow, openvino, paddle",
+            "python.interpreters.torch: unknown key; "
+            "known: python, pytorch, tensorflow, openvino, paddle",
         ),
         (
             '[cameras.front]\nuri = "x"\n[python]\ninterpreters = { pytorch = 1 }',
@@ -86,6 +87,20 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
             '[repository]\nmode = "always"',
             "repository.mode: expected one of none, explicit, poll; got 'always'",
         ),
+        (
+            "[repository]\nmode = 'poll'\n[repository.channels.lanes]\nsource = 'oci://r/lanes'\n"
+            "keys = ['k']",
+            "repository.channels.lanes.source: expected oci://REGISTRY/REPOSITORY:TAG",
+        ),
+        (
+            "[repository.channels.lanes]\nsource = 'oci://r/lanes:stable'\nkeys = ['k']",
+            'channels need mode = "poll"',
+        ),
+        (
+            "[repository.channels.lanes]\nsource = 'oci://r/lanes:stable'\nkeys = []",
+            "repository.channels.lanes.keys: ",
+        ),
+        ("[repository.channels.Lanes]\nsource = ''", "repository.channels: a name has at most 64"),
         (
             "[cameras.a]\nuri = 'x'\n[cameras.b]\nmodel = 'x'",
             "cameras.b.uri: is missing, and has no default",
@@ -290,7 +305,15 @@ def test_control_beyond_the_loopback_has_no_effect_without_certificates_or_token
         ),
         (
             '[[grpc.restricted]]\nprotocols = ["healt"]\nheader = "h"\nvalue = "v"',
-            "grpc.restricted[0].protocols[0]: expected one of health, metadata, inference, ",
+            "grpc.restricted[0].protocols[0]: unknown restricted protocol 'healt'; known: health, ",
+        ),
+        (
+            '[[http.restricted]]\nprotocols = ["healt"]\nheader = "h"\nvalue = "v"',
+            "http.restricted[0].protocols[0]: unknown restricted api 'healt'; known: health, ",
+        ),
+        (
+            '[[http.restricted]]\nprotocols = ["health", "health"]\nheader = "h"\nvalue = "v"',
+            "restricted api 'health' can not be specified in multiple config groups",
         ),
         (
             '[[grpc.restricted]]\nprotocols = ["health", "health"]\nheader = "h"\nvalue = "v"',

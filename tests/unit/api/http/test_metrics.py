@@ -6,6 +6,7 @@ import os
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from edge_server.api.calls import RequestMetrics
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.metrics import Exposition
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.backends.contract import Phases, TensorModel
+from edge_server.backends.contract import MemoryKind, Phases, TensorModel
 from edge_server.board.watch import BoardWatch, ClockWatch
 from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import (
+    IDLE,
     UNLOADED,
     LoadedModel,
     ModelEntry,
@@ -36,6 +38,7 @@ from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.process.histogram import Histograms
+from edge_server.repository.channel_follower import ChannelReport
 from edge_server.settings import NetworkSection
 
 if TYPE_CHECKING:
@@ -132,8 +135,8 @@ def ready(name: str, statistics: ModelStatistics) -> ModelEntry:
 
 
 class OfProcesses(TensorModel):
-    def memory_bytes(self) -> int:
-        return 4096
+    def memory_bytes(self) -> dict[MemoryKind, int]:
+        return {"processes": 4096}
 
 
 def samples(given: Sources) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -199,8 +202,9 @@ def test_a_model_that_failed_has_a_state_and_no_counts() -> None:
     assert not any(name.startswith("nv_inference") for name, _ in found)
 
 
-def test_a_model_that_was_unloaded_on_request_alerts_nobody() -> None:
-    found = samples(sources([ModelEntry("m", 1, ModelState.UNAVAILABLE, UNLOADED)]))
+def test_a_model_that_was_unloaded_on_request_or_is_idle_alerts_nobody() -> None:
+    idle = replace(ready("n", ModelStatistics()), state=ModelState.UNAVAILABLE, reason=IDLE)
+    found = samples(sources([ModelEntry("m", 1, ModelState.UNAVAILABLE, UNLOADED), idle]))
     assert not any(name == "edge_model_state" for name, _ in found)
 
 
@@ -332,6 +336,7 @@ def test_every_metric_of_the_reference_is_exported_with_its_labels(tmp_path: Pat
         ready=lambda: True,
         spans=Spans(),
         repository=FollowedRepository(),
+        channels=[SimpleNamespace(report=ChannelReport("lanes", "oci://registry/lanes:stable"))],
     )
     front = parts.pipelines[0].camera
     front.faults["lost"] += 1
