@@ -147,7 +147,7 @@ def _seconds(since_ns: int, until_ns: int | None) -> float:
 
 def measure(reader: str, names: list[str], arguments: argparse.Namespace) -> dict[str, float]:
     """Print a line for each fault, and return its medians."""
-    found = {}
+    found: dict[str, float] = {}
     stream = Stream(codec=arguments.codec, fps=arguments.fps)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -194,7 +194,7 @@ def main() -> int:
     print(
         f"{'':10} {'':12} {'seen':>6} {'most':>6} {'goal':>5} {'back':>7} {'most':>6} {'goal':>5}"
     )
-    found = {}
+    found: dict[str, float] = {}
     for reader in arguments.reader or readers():
         found |= measure(reader, arguments.fault or list(FAULTS), arguments)
     record(arguments.record, found)

@@ -196,7 +196,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if missing := what_is_missing():
         sys.exit(missing)
-    found = {}
+    found: dict[str, float] = {}
     for reader in arguments.reader or readers():
         found |= measure(reader, arguments)
     record(arguments.record, found)

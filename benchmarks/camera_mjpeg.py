@@ -99,7 +99,7 @@ def main() -> None:
         return
     command = [sys.executable, __file__, "--serve", "--size", arguments.size]
     command += ["--fps", str(arguments.fps), "--quality", str(arguments.quality)]
-    found = {}
+    found: dict[str, float] = {}
     for reader in arguments.reader or readers():
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

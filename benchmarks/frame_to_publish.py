@@ -41,7 +41,7 @@ def main() -> int:
     size = messages[0]["image"]
     print(f"{arguments.source}: {len(messages)} frames of {size['width']}x{size['height']}")
     print(f"{'ms':14} {'median':>8} {'p95':>8} {'max':>8}")
-    found = {}
+    found: dict[str, float] = {}
     for name, values in rows.items():
         median, p95, most = np.percentile(values, (50, 95, 100)) / 1e3
         print(f"{name:14} {median:8.2f} {p95:8.2f} {most:8.2f}")

@@ -78,7 +78,7 @@ def main() -> None:
     request = traced(Tracer(sender=spans))
     for name, call in (
         ("a request, all traced", lambda: [request() for _ in range(1000)]),
-        ("    its spans, on the sender's thread", spans.send),
+        ("    its spans, on the sender's thread", spans.flush),
     ):
         began = time.process_time()
         call()

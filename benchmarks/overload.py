@@ -196,7 +196,7 @@ def report(
     """Print a table, and return each work's goodput beyond its capacity, as a share of its best."""
     print(f"{'':18}{'load':>5}{'asked/s':>9}{'good/s':>9}{'p99 ms':>9}{'ref p50':>9}", end="")
     print(f"{'ref p99':>9}{'late':>7}{'s CPU':>7}{'c CPU':>7}{'/peak':>7}  others")
-    found = {}
+    found: dict[str, float] = {}
     for work in works:
         ratios: list[float] = []
         rising: dict[float, list[Load]] = {times: [] for times in RISING}

@@ -261,7 +261,7 @@ def browser(port: int, _: list[str]) -> Iterator[None]:
 def report(found: list[tuple[Rates, Rates]]) -> dict[str, float]:
     """Print what an open page costs, and return it: open / closed, and the threads' shares."""
     closed, opened = np.moveaxis(np.array(found), 1, 0)
-    values = {}
+    values: dict[str, float] = {}
     for place, name in enumerate(("frames/s", "frames/CPU s")):
         low, middle, high = np.percentile(opened[:, place] / closed[:, place], (25, 50, 75))
         medians = np.median(closed[:, place]), np.median(opened[:, place])

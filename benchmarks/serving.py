@@ -309,7 +309,7 @@ def report(
 ) -> None:
     print(f"{'':22}{'clients':>8}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}", end="")
     print(f"{'x req/s':>9}{'x CPU':>9}")
-    found = {}
+    found: dict[str, float] = {}
     for work, data in works.items():
         if not work.startswith(arguments.only):
             continue

@@ -62,7 +62,7 @@ def main() -> int:
     add_option(parser)
     arguments = parser.parse_args()
     runs = [start_once() for _ in range(arguments.runs)]
-    found = {}
+    found: dict[str, float] = {}
     for name, values in zip(("READY s", "PSS MB"), zip(*runs, strict=True), strict=True):
         middle, most = statistics.median(values), max(values)
         print(f"{name:8} median {middle:7.2f}  most {most:7.2f}")

@@ -319,7 +319,7 @@ def _message(row: Row) -> dict[str, Any]:
         description = f'With payload = "protobuf" of [mqtt], content type {other}.'
     if row.kind in {"live", "event"}:
         pattern = {"type": "string", "pattern": e2e.PATTERN}
-        protected = {"headers": _object("User properties.", **{e2e.PROPERTY: pattern})}
+        protected = {"headers": _object("User properties.", (), **{e2e.PROPERTY: pattern})}
     if row.kind == "event":
         protected["correlationId"] = {
             "description": "MQTT's correlation data: the id of the event that began it.",
@@ -346,7 +346,7 @@ def _schemas() -> dict[str, Any]:
         lane_service_pb2.Calibration,
         lane_service_pb2.SetVehicleStateRequest,
     ):
-        made |= definitions(message.DESCRIPTOR)
+        made |= definitions(message)
     text = json.dumps(made).replace("#/$defs/", "#/components/schemas/")
     return {**json.loads(text), **_STATES}
 

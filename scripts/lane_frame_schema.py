@@ -20,12 +20,13 @@ from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
+    from google.protobuf.message import Message
 
 _PACKAGES = {each.DESCRIPTOR.package for each in (lanes_pb2, perception_pb2)}
 _UINT32 = {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**32}
 # A double holds only 53 bits of a 64-bit integer.
 _INT64 = {"type": "string", "pattern": r"^-?[0-9]{1,19}$"}
-_TYPES = {
+_TYPES: dict[int, dict[str, Any]] = {
     Field.TYPE_STRING: {"type": "string"},
     Field.TYPE_UINT32: _UINT32,
     Field.TYPE_INT64: _INT64,
@@ -114,40 +115,40 @@ _NARROWER: dict[str, dict[str, Any]] = {
 
 def lane_frame_schema() -> dict[str, Any]:
     """Return the schema of the lane message."""
-    return _schema(lanes_pb2.LaneFrame.DESCRIPTOR)
+    return _schema(lanes_pb2.LaneFrame)
 
 
 def network_frame_schema() -> dict[str, Any]:
     """Return the schema of the message of a network."""
-    return _schema(perception_pb2.NetworkFrame.DESCRIPTOR)
+    return _schema(perception_pb2.NetworkFrame)
 
 
 def health_schema() -> dict[str, Any]:
     """Return the schema of the health message."""
-    return _schema(health_pb2.DeviceHealth.DESCRIPTOR)
+    return _schema(health_pb2.DeviceHealth)
 
 
-def _schema(message: Descriptor) -> dict[str, Any]:
+def _schema(message: type[Message]) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$ref": f"#/$defs/{message.name}",
+        "$ref": f"#/$defs/{message.DESCRIPTOR.name}",
         "$defs": definitions(message),
     }
 
 
-def definitions(message: Descriptor) -> dict[str, Any]:
+def definitions(message: type[Message]) -> dict[str, Any]:
     """Return the schemas of a message and of those in it, which refer to `#/$defs/`."""
-    found: dict[str, Descriptor] = {}
-    _gather(message, found)
+    found: dict[str, Any] = {}
+    _gather(message.DESCRIPTOR, found)
     return {name: _message(descriptor) for name, descriptor in found.items()}
 
 
-def _gather(message: Descriptor, found: dict[str, Descriptor]) -> None:
+def _gather(message: Any, found: dict[str, Any]) -> None:
     found[message.name] = message
     for field in message.fields:
-        of_ours = field.message_type is not None and field.message_type.file.package in _PACKAGES
-        if of_ours and field.message_type.name not in found:
-            _gather(field.message_type, found)
+        below = field.message_type
+        if below is not None and below.file.package in _PACKAGES and below.name not in found:
+            _gather(below, found)
 
 
 def _message(message: Descriptor) -> dict[str, Any]:

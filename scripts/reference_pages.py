@@ -179,7 +179,7 @@ def _type_text(info: Any) -> str:
         low, high = info.ge if info.ge is not None else info.gt, info.le
         bounds = {" from": low, " to": high}
         return kind + "".join(f"{word} {n}" for word, n in bounds.items() if n is not None)
-    return {types.BoolType: "true, false", types.StrType: "text"}.get(type(info), "text")
+    return "true, false" if isinstance(info, types.BoolType) else "text"
 
 
 def flags_page() -> str:
@@ -256,8 +256,8 @@ def _message_tables() -> Iterator[str]:
     """Yield a table for each message and each enum that `_TRAVELLING` leads to."""
     schemas = {
         name: schema
-        for message in _TRAVELLING
-        for name, schema in definitions(message.DESCRIPTOR).items()
+        for travelling in _TRAVELLING
+        for name, schema in definitions(travelling).items()
     }
     about: dict[str, str] = {}
     for file in _described_files().file:
@@ -266,10 +266,10 @@ def _message_tables() -> Iterator[str]:
             for where in file.source_code_info.location
         }
         # A field without a comment has that of its type.
-        for number, kinds in ((4, file.message_type), (5, file.enum_type)):
-            about |= {
-                kind.name: comments.get((number, index), "") for index, kind in enumerate(kinds)
-            }
+        names = {4: [each.name for each in file.message_type]}
+        names[5] = [each.name for each in file.enum_type]
+        for number, kinds in names.items():
+            about |= {name: comments.get((number, index), "") for index, name in enumerate(kinds)}
         for index, message in enumerate(file.message_type):
             if message.name not in schemas:
                 continue
@@ -349,7 +349,9 @@ def _metrics(rows: Iterable[tuple[str, str, str, str, str]]) -> str:
 
 def _nv() -> Iterator[tuple[str, str, str, str, str]]:
     """Yield what is exported of a model that is loaded."""
-    loaded = LoadedModel(None, 1, _Idle(), ModelStatistics())
+    nothing: Any = None
+    idle: Any = _Idle()
+    loaded = LoadedModel(nothing, 1, idle, ModelStatistics())
     entry = ModelEntry("m", 1, ModelState.READY, loaded=loaded)
     sources = Sources("", lambda: [entry], [], LaneLatency())
     for family in ModelMetrics(sources).collect():

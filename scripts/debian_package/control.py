@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from email.parser import HeaderParser
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING
 
 from debian_package.archive import write_gzip
@@ -93,14 +93,8 @@ def maintainer() -> str:
 
 
 def _filled(name: str, values: dict[str, str]) -> str:
-    return _Shouted((_TEMPLATES / name).read_text()).substitute(values)
-
-
-class _Shouted(Template):
-    """`@NAME@` stands for a value: `$` is the shell's."""
-
-    delimiter = "@"
-    pattern = r"@(?:(?P<named>[A-Z]+)@|(?P<escaped>(?!))|(?P<braced>(?!))|(?P<invalid>(?!)))"
+    # `@NAME@` stands for a value: `$` is the shell's.
+    return re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], (_TEMPLATES / name).read_text())
 
 
 def _licences(site: Path) -> str:

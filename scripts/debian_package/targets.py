@@ -23,19 +23,17 @@ _CHANNELS = ("oras>=0.2.40,<0.3",)
 # pycuda itself is source only: scripts/build_pycuda_wheel compiles it.
 PYCUDA_NEEDS = ("mako", "platformdirs>=2.2", "pytools>=2011.2")
 
-_JETSON = {
-    # cv2 of apt is compiled for NumPy 1, and a library for NumPy 2 runs on it too.
-    "requirements": (
-        "onnxruntime>=1.20,<2",
-        "numpy>=1.26,<2",
-        *PYCUDA_NEEDS,
-        *_RECORDER,
-        *_TRACING,
-        *_CHANNELS,
-    ),
-    # Ubuntu's own OpenCV, which has GStreamer, where JetPack's is not installed.
-    "opencv": "libopencv-python (>= 4.5.4) | python3-opencv (>= 4.5.4)",
-}
+# cv2 of apt is compiled for NumPy 1, and a library for NumPy 2 runs on it too.
+_JETSON = (
+    "onnxruntime>=1.20,<2",
+    "numpy>=1.26,<2",
+    *PYCUDA_NEEDS,
+    *_RECORDER,
+    *_TRACING,
+    *_CHANNELS,
+)
+# Ubuntu's own OpenCV, which has GStreamer, where JetPack's is not installed.
+_JETSON_OPENCV = "libopencv-python (>= 4.5.4) | python3-opencv (>= 4.5.4)"
 # A desktop: ONNX Runtime on the CPU, OpenCV from its wheel. Debian's and Ubuntu's python3-opencv
 # would bring 150 packages with it (VTK, Qt) and hold NumPy at 1.
 _DESKTOP = (
@@ -111,7 +109,7 @@ TARGETS = {
     target.name: target
     for target in (
         Target(  # JetPack 6
-            *("jammy", "arm64", "3.10", "2.35", _JETSON["requirements"]),
+            *("jammy", "arm64", "3.10", "2.35", _JETSON),
             (
                 "nvidia-l4t-cuda (>= 36.3)",
                 "nvidia-l4t-cuda (<< 37~)",
@@ -120,18 +118,18 @@ TARGETS = {
                 "cuda-cudart-12-6 (>= 12.6) | cuda-cudart-12-2 (>= 12.2)",
                 "python3-libnvinfer (>= 8.6.2)",
                 "python3-libnvinfer (<< 11~)",
-                _JETSON["opencv"],
+                _JETSON_OPENCV,
             ),
         ),
         Target(  # JetPack 7.2
-            *("noble", "arm64", "3.12", "2.39", _JETSON["requirements"]),
+            *("noble", "arm64", "3.12", "2.39", _JETSON),
             (
                 "nvidia-l4t-cuda (>= 39.2)",
                 "nvidia-l4t-cuda (<< 40~)",
                 "cuda-cudart-13-2 (>= 13.2)",
                 "python3-libnvinfer (>= 10.16)",
                 "python3-libnvinfer (<< 12~)",
-                _JETSON["opencv"],
+                _JETSON_OPENCV,
             ),
         ),
         Target("jammy", "amd64", "3.10", "2.35", _DESKTOP),

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ImportError:  # Python 3.10
-    import tomli as tomllib  # type: ignore[no-redef]  # the same module under its older name
+else:
+    import tomli as tomllib
 
 from debian_package.targets import LOCKS, UNUSED
 
@@ -129,7 +129,7 @@ def _fits(target: Target) -> tuple[str, ...]:
     )
 
 
-def _project() -> dict[str, object]:
+def _project() -> dict[str, Any]:
     with (CHECKOUT / "pyproject.toml").open("rb") as file:
         return dict(tomllib.load(file)["project"])
 
