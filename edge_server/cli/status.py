@@ -19,6 +19,7 @@ from edge_server.cli.run import settings_of
 from edge_server.cli.status_report import DaemonSampler, make_report
 from edge_server.cli.tables import UNKNOWN, duration_text, number, size_text, table
 from edge_server.errors import Unavailable
+from edge_server.inference.registry import IDLE
 from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
@@ -33,12 +34,15 @@ if TYPE_CHECKING:
     )
 
 OK, WARNING, FAULT = "✔", "‼", "✘"
+LEAST = "≥"
 _MODELS = ("MODEL", "VERSION", "STATE", "BACKEND", "DEVICE", "REQUESTS", "FAILED", "PER S")
 _MODEL_TIMES = ("MEAN ms", "QUEUE ms", "INFER ms", "MEM MiB")
 _CAMERAS = ("CAMERA", "STATE", "MODEL", "FPS", "LANES/S", "LANES", "AGE ms", "MEAN ms", "DROPPED")
 _BAR = 10
 # For terminals that are not of UTF-8.
-PLAIN = str.maketrans({OK: "+", WARNING: "!", FAULT: "x", "°": " ", "…": ".", "▮": "#", "▯": "-"})
+PLAIN = str.maketrans(
+    {OK: "+", WARNING: "!", FAULT: "x", LEAST: ">", "°": " ", "…": ".", "▮": "#", "▯": "-"}
+)
 _STYLES = {OK: "green", WARNING: "yellow", FAULT: "bold red"}
 # Beside words that stay: what a first look may find while a camera or a model starts.
 _STARTING = frozenset({"starting", "LOADING", "UNLOADING", "ended", "degraded"})
@@ -84,14 +88,18 @@ def _models(models: tuple[ModelReport, ...] | None) -> Iterator[str]:
     for each in models:
         counts = (UNKNOWN if c is None else str(c) for c in (each.requests, each.failed))
         times = map(number, (each.per_s, each.mean_ms, each.queue_ms, each.infer_ms))
-        memory = number(each.memory_bytes and each.memory_bytes / 2**20, 0)
+        known = each.memory_bytes or {}
+        memory = number(sum(known.values()) / 2**20, 0) if known else UNKNOWN
+        # A file is the least that its model takes.
+        memory = f"{LEAST}{memory}" if "file" in known else memory
         where = each.backend or UNKNOWN, each.devices or UNKNOWN
         first = (each.name, each.version or UNKNOWN, each.state, *where)
         rows.append((*first, *counts, *times, memory))
     lines = table(rows, left=range(5))
     yield f"  {lines[0]}"
     for each, line in zip(models, lines[1:], strict=True):
-        yield f"{WARNING if each.degraded else _mark(each.state, 'READY')} {line}"
+        mark = OK if each.reason == IDLE else _mark(each.state, "READY")
+        yield f"{WARNING if each.degraded else mark} {line}"
         if each.reason:
             yield f"    {_one_line(each.reason)}"
 

@@ -127,7 +127,8 @@ class ModelReport:
         reason: why its state is not READY, or what a READY one responds without; of a LOADING one,
             how far its plan is.
         devices: that it runs on; empty where metrics cannot be read, and of an ensemble.
-        memory_bytes: of its processes; None for a model within the daemon.
+        memory_bytes: what is known of its memory, by kind (see `MemoryKind`); None where metrics
+            cannot be read.
         degraded: this machine should serve another configuration; `reason` says why it does not.
         requests: successful ones since it was loaded; likewise `failed`.
         per_s: successful requests between the samples; `mean_ms` to `infer_ms` are means of these.
@@ -139,7 +140,7 @@ class ModelReport:
     reason: str
     backend: str = ""
     devices: str = ""
-    memory_bytes: float | None = None
+    memory_bytes: Mapping[str, float] | None = None
     degraded: bool = False
     requests: int | None = None
     failed: int | None = None
@@ -332,10 +333,10 @@ def _placed(metrics: Scrape | None, model: str, version: str) -> dict[str, Any]:
     return {}
 
 
-def _memory_bytes(metrics: Scrape | None, model: str, version: str) -> float | None:
+def _memory_bytes(metrics: Scrape | None, model: str, version: str) -> dict[str, float] | None:
     if metrics is None:
         return None
-    return metrics.value("edge_model_memory_bytes", model=model, version=version)
+    return metrics.by_label("edge_model_memory_bytes", "kind", model=model, version=version)
 
 
 def _rates(before: Any | None, now: Any, seconds: float) -> dict[str, Any]:

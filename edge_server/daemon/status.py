@@ -126,6 +126,8 @@ class DeviceEvents:
                 text = f"{serves} again: {entry.reason.removeprefix(_ROLLED_BACK)}"
                 self._lasting.put(_event("model", "rolled_back", text, **which))
         elif before is not None and before.loaded is not entry.loaded:
+            if before.version == entry.version and (before.is_idle or entry.is_idle):
+                return
             self._lasting.put(_event("model", "swapped", serves, **which))
 
 
@@ -185,7 +187,7 @@ def status_line(
     failed = {
         entry.name: _short(entry.reason)
         for entry in entries
-        if entry.name not in ready and entry.reason != UNLOADED
+        if entry.name not in ready and entry.reason != UNLOADED and not entry.is_idle
     }
     models = _some("model", len(ready), len(ready) + len(failed), failed)
     if degraded := [e.name for e in entries if e.configuration and e.configuration.degraded]:

@@ -147,7 +147,7 @@ def _model(entry: ModelEntry) -> dict[str, Any]:
     return {
         "name": as_utf8(entry.name),
         "version": entry.version,
-        "state": entry.state.value,
+        "state": "IDLE" if entry.is_idle else entry.state.value,
         "reason": _shortened(entry.reason),
         "configuration": _shortened(str(entry.configuration or "")),
         "degraded": bool(entry.configuration and entry.configuration.degraded),

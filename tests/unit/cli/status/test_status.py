@@ -12,6 +12,7 @@ from edge_server.api.http.scrape import Scrape
 from edge_server.board.board import Board, read_board
 from edge_server.cli.status import screen
 from edge_server.cli.status_report import DaemonReport, DaemonSample, make_report
+from edge_server.inference.registry import IDLE
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2, lanes_pb2
 from edge_server.settings import Mqtt, RecorderSection, Settings
 
@@ -27,6 +28,8 @@ edge_camera_last_frame_age_seconds{{camera="front"}} 0.021
 edge_mqtt_connected {connected}
 edge_mqtt_queue_depth 2.0
 edge_mqtt_dropped_total 5.0
+edge_model_memory_bytes{{model="seg",version="1",kind="file"}} 1048576.0
+edge_model_memory_bytes{{model="seg",version="1",kind="contexts"}} 3145728.0
 edge_settings_reloaded {reloaded}
 edge_settings_restart_needed {waiting}
 edge_board_condition{{reason="throttled"}} {throttled}
@@ -72,6 +75,7 @@ def sample(at_s: float, count: int, scrape: Scrape | None, **more: Any) -> Daemo
                 entry(name="seg", version="1", state="READY"),
                 entry(name="other", version="2", state="UNAVAILABLE", reason="no such\nfile"),
                 entry(name="gone", version="1", state="UNAVAILABLE", reason="unloaded"),
+                entry(name="rare", version="1", state="UNAVAILABLE", reason=IDLE),
             ],
             "statistics": [statistics(count, count * 10_000_000)],
             "backends": {"seg": "tensorrt"},
@@ -100,6 +104,8 @@ def test_rates_and_means_are_those_between_the_samples(board: Board) -> None:
     found, text = report(board)
     (seg,) = (each for each in found.models or () if each.name == "seg")
     assert (seg.per_s, seg.mean_ms, seg.queue_ms, seg.infer_ms) == (10.0, 10.0, 1.0, 5.0)
+    assert seg.memory_bytes == {"file": 1 << 20, "contexts": 3 << 20}
+    assert "≥4\n" in text
     (front,) = found.cameras or ()
     assert (front.fps, front.lanes_per_s, front.mean_ms) == (30.0, 30.0, 50.0)
     assert (front.lanes, front.status, front.dropped) == (1, "degraded", 7)
@@ -112,6 +118,8 @@ def test_a_model_that_is_not_ready_has_its_reason_and_an_unloaded_one_no_line(
     _, text = report(board)
     assert "✔ seg" in text
     assert "✘ other" in text
+    # One that its next request loads is as it should be.
+    assert "✔ rare" in text
     assert "\n    no such file\n" in text
     assert "gone" not in text
 
