@@ -231,9 +231,11 @@ function showFigures(camera) {
     ["Off the middle", ...sideways(ego?.lateral_offset_m)],
     ["Lane width", ...(wide === undefined ? ["–", ""] : [wide.toFixed(2), "m"])],
     ["Curve radius", ...curve(ego)],
+    // A camera without a lane model has other networks alone.
+  ].filter(([name]) => name === "Age" || camera.state?.model !== "").concat([
     // Other networks: how old the newest result is, or that there is none.
     ...(camera.state?.networks ?? []).map(({ name, failure, frames, age_ms }) => [name, failure || !frames ? "–" : String(age_ms), failure ? failure.split(":")[0] : "ms"]),
-  ];
+  ]);
   const list = $("figures");
   if (list.childElementCount !== rows.length) {
     list.replaceChildren(...rows.map(([name]) => {
@@ -338,8 +340,9 @@ function refresh() {
     say(chip, word);
   }
   const count = cameras.size;
+  const what = count && [...cameras.values()].every((each) => each.state.model === "") ? "Pictures" : "Lanes";
   const warnings = device.board?.reasons.length ? ` · ${device.board.reasons.map((each) => each.split(":")[0].replaceAll("_", " ")).join(", ")}` : "";
-  say($("summary"), offlineWhy ? `${offlineWhy}; what is shown is old` : `Lanes from ${good} of ${count} camera${count === 1 ? "" : "s"}${warnings}`);
+  say($("summary"), offlineWhy ? `${offlineWhy}; what is shown is old` : `${what} from ${good} of ${count} camera${count === 1 ? "" : "s"}${warnings}`);
   freshen();
 }
 
@@ -363,7 +366,7 @@ function freshen() {
   }
   say($("stage-why"), why);
   const lanes = camera?.frame?.lanes.length ?? 0;
-  const label = `Camera ${chosen}: ${word}, ${lanes} lane boundaries`;
+  const label = `Camera ${chosen}: ${word}${camera?.state?.model === "" ? "" : `, ${lanes} lane boundaries`}`;
   if ($("picture").getAttribute("aria-label") !== label) $("picture").setAttribute("aria-label", label);
 }
 
