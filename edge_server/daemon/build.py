@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.control import PollControl, RepositoryControl
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import Listener
+    from edge_server.pipeline.networks import NetworkListener
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.process.logs import LogSwitches
     from edge_server.settings import Settings
@@ -172,6 +173,8 @@ def build_lanes(
     inference: Inference,
     listeners: Sequence[Listener],
     faults: Callable[[], Sequence[Reason]],
+    *,
+    network_listeners: Sequence[NetworkListener] = (),
 ) -> Lanes:
     """Return the cameras and their listeners.
 
@@ -211,6 +214,7 @@ def build_lanes(
         road=lambda calibration: road_follower(settings, calibration, vehicle, events),
         frame_listeners=(pictures, *(() if recorder is None else (recorder,))),
         network_listeners=(
+            *network_listeners,
             publisher.publish_network,
             lambda frame: networks(frame, None, f"{frame.camera}/{frame.network}"),
         ),

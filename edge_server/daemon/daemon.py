@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
+    from edge_server.pipeline.networks import NetworkListener
     from edge_server.process.worker import Worker
     from edge_server.settings import Settings
 
@@ -78,6 +79,8 @@ class Daemon:
         log_switches: LogSwitches | None = None,
         read_settings: Callable[[], Settings] | None = None,
         reload_requested: threading.Event | None = None,
+        *,
+        network_listeners: Sequence[NetworkListener] = (),
     ) -> None:
         keep_large_buffers()
         sys.setswitchinterval(_SWITCH_S)
@@ -85,7 +88,14 @@ class Daemon:
         log_switches = log_switches or LogSwitches()
         inference = build_inference(settings, identity)
         requests = build_requests(settings, identity, inference, log_switches)
-        lanes = build_lanes(settings, identity, inference, listeners, self._faults)
+        lanes = build_lanes(
+            settings,
+            identity,
+            inference,
+            listeners,
+            self._faults,
+            network_listeners=network_listeners,
+        )
         recorder, pipelines = lanes.recorder, lanes.cameras.pipelines
         requests.grpc.offer_lanes(
             LaneSources(
