@@ -110,7 +110,7 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ),
         (
             "[cameras.a]\nuri = 'x'\nmodel = ''",
-            "cameras.a: model is empty, and there are no networks: nothing would look at the frames",
+            "cameras.a: model is empty, and there are no networks: nothing would look at the",
         ),
         (
             "[cameras.a]\nuri = 'x'\nmodel = ''\n[cameras.a.networks.s]\nmodel = 'm'\n"
