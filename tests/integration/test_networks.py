@@ -99,13 +99,19 @@ def write_network(repository: Path, name: str, outputs: dict[str, Any], labels: 
     )
 
 
-def write_example(repository: Path) -> None:
-    """Write the models of docs/networks.md, with a network that gives one car, whatever it sees."""
+def write_configs(repository: Path, *prefixes: str) -> None:
+    """Write the configurations of docs/networks.md of models with such names."""
     for name, config in re.findall(
         r"```protobuf\n# (\w+)/config.pbtxt(.*?)```", DOC.read_text(), re.DOTALL
     ):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(f"#{config}")
+        if name.startswith(prefixes):
+            (repository / name / "1").mkdir(parents=True)
+            (repository / name / "config.pbtxt").write_text(f"#{config}")
+
+
+def write_example(repository: Path) -> None:
+    """Write the models of docs/networks.md, with a network that gives one car, whatever it sees."""
+    write_configs(repository, "yolo", "objects")
     labels = ["person", "bicycle", "car", *(f"class {n}" for n in range(77))]
     (repository / "yolo_net" / "labels.txt").write_text("\n".join(labels))
     output = np.zeros((1, 84, 8400), np.float32)
