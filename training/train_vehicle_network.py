@@ -57,7 +57,8 @@ def main() -> None:
     checkpoint = options.work / "checkpoint.pt"
     if not options.export_only:
         roads = draw(options.work / "roads.npz", options.pictures, options.threads)
-        train(roads, checkpoint, options.minutes, options.threads)
+        lanes = ROOT / "models" / "laneDetect_model" / "1" / "model.onnx"
+        train(roads, checkpoint, options.minutes, options.threads, lanes)
     export(checkpoint, options.out / "road_objects" / "1" / "model.onnx")
     print(measure(options.out, options.measured))
 
