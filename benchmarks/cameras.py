@@ -1,7 +1,7 @@
 """How cameras share one model: frames per camera, ages, drops, processor time.
 
     python benchmarks/cameras.py [--run-ms MS] [--seconds S] [--batch ROWS] [--cameras 1,2,4,8]
-                                 [--networks MS,MS,...] [--verdicts N]
+                                 [--networks MS,MS,...] [--verdicts N] [--shadow PAIRS]
 
 Each row runs so many cameras, each with images of another size, through the camera loop and an
 ensemble whose network takes `--run-ms` for a run and whose other steps take 1 ms. All cameras
@@ -19,6 +19,10 @@ shipped network finds in 700 frames of a drawn road. A candidate is made of thos
 are moved by noise of 1 px. A worse one misses 40 % of them, adds one to half of the frames, has
 noise of 12 px, or lies 14 px off.
 
+`--shadow 10` measures what a shadow costs the lanes that are served: the age of the shipped
+network's lanes on one camera of 5 frames a second, in so many pairs of `--seconds` each, without a
+shadow and with a copy of the network as shadow. Which of a pair comes first alternates.
+
 With `--rtsp` the cameras are RTSP streams on loopback, at a third of those rates, which a reader
 decodes; their ages count from the time in the pixels, before the camera encodes them. Where the
 rates are even, one encoder serves all cameras.
@@ -27,6 +31,7 @@ rates are even, one encoder serves all cameras.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import threading
 import time
@@ -36,6 +41,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -362,6 +368,69 @@ def print_verdicts(count: int) -> None:
         print(f"{kind:7} {number:3}: {dict(outcomes)}", flush=True)
 
 
+def lane_ages_ms(plane: DataPlane, seconds: float, *, shadow: bool) -> list[float]:
+    """Return the ages of the served lanes of one camera, with a shadow or without."""
+    ages: list[float] = []
+
+    def note(lane_frame: LaneFrame, frame: Frame | None) -> None:
+        if frame is not None and not lane_frame.failure:
+            ages.append(lane_frame.age_ns(time.monotonic_ns()) / 1e6)
+
+    section = NetworkSection("candidate", shadow_of="lanes", deadline_ms=1000)
+    network = NetworkPipeline(
+        "front", "new", section, plane, [], shares=FairShares(), served="lane_detection"
+    )
+    pipeline = LanePipeline(
+        Camera("front", "steady://it?fps=5&width=1280", kinds=KINDS),
+        plane,
+        "lane_detection",
+        [note],
+        shares=FairShares(),
+        networks=[network] if shadow else [],
+    )
+    loops = [pipeline.worker, *(each.worker for each in pipeline.networks)]
+    pipeline.camera.start()
+    for worker in loops:
+        worker.start()
+    time.sleep(WARM_UP_S)
+    ages.clear()
+    time.sleep(seconds)
+    found = list(ages)
+    for worker in (*loops, pipeline.camera.worker):
+        worker.ask_to_stop()
+    for worker in loops:
+        worker.stop()
+    pipeline.camera.stop()
+    if shadow:
+        print(f"  shadow: {network.frames} frames, {dict(network.missed)}", flush=True)
+    return found
+
+
+def print_shadow(pairs: int, seconds: float) -> None:
+    """Compare the served lanes' ages without a shadow and with one."""
+    ages: dict[bool, list[list[float]]] = {False: [], True: []}
+    with ExitStack() as stack:
+        repository = Path(stack.enter_context(TemporaryDirectory())) / "models"
+        shutil.copytree(Path(__file__).parents[1] / "models", repository)
+        for name, made in (("laneDetect_model", "candidate_net"), ("lane_detection", "candidate")):
+            shutil.copytree(repository / name, repository / made)
+            config = repository / made / "config.pbtxt"
+            text = config.read_text().replace("laneDetect_model", "candidate_net")
+            config.write_text(text.replace("lane_detection", "candidate"))
+        plane = load_models(repository, stack)
+        for pair in range(pairs):
+            for shadow in (bool(pair % 2), not pair % 2):
+                ages[shadow].append(lane_ages_ms(plane, seconds, shadow=shadow))
+    alone, beside = (np.array([np.percentile(a, (50, 99)) for a in ages[s]]) for s in (False, True))
+    for place, name in enumerate(("median", "p99")):
+        low, middle, high = np.percentile(beside[:, place] / alone[:, place], (25, 50, 75))
+        whole = (np.percentile(np.concatenate(ages[s]), (50, 99)[place]) for s in (False, True))
+        print("{}: alone {:.1f} ms, beside a shadow {:.1f} ms".format(name, *whole), end="; ")
+        print(f"of a pair {middle:.3f} ({low:.3f} to {high:.3f})")
+    frames = [sum(map(len, ages[shadow])) for shadow in (False, True)]
+    print(f"frames with lanes: {frames[0]} alone, {frames[1]} beside")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run-ms", type=float, default=20.0)
@@ -377,11 +446,15 @@ def main() -> None:
         help="other networks beside the lanes",
     )
     parser.add_argument("--verdicts", type=int, default=0, help="equal and worse candidates, each")
+    parser.add_argument("--shadow", type=int, default=0, metavar="PAIRS")
     parser.add_argument("--rtsp", metavar="WIDTHxHEIGHT", help="RTSP cameras of this size")
     parser.add_argument("--reader", default=readers()[0], choices=["gstreamer", "opencv"])
     arguments = parser.parse_args()
     if arguments.verdicts:
         print_verdicts(arguments.verdicts)
+        return
+    if arguments.shadow:
+        print_shadow(arguments.shadow, arguments.seconds)
         return
     if arguments.rtsp and (missing := what_is_missing()):
         sys.exit(missing)

@@ -167,6 +167,7 @@ REFLECTION = tuple(
     for version in ("v1", "v1alpha")
 )
 
+RECORD = f"{_LANES}Record"
 # Over HTTP only, and read like the rest.
 METRICS = "/metrics"
 
@@ -223,7 +224,7 @@ OPEN = frozenset(
         *PROTOCOLS["lanes"],
         METRICS,
     }
-    - {f"{_LANES}SetVehicleState", f"{_LANES}Record"}
+    - {f"{_LANES}SetVehicleState", RECORD}
 )
 
 # Control calls only if the request names a setting; without one the call only reads the settings.

@@ -222,13 +222,13 @@ class SharedMemory:
         if region is None:
             raise NotFound(f"Unable to find shared memory region: '{name}'")
         offset, byte_size = offset & _LARGEST, byte_size & _LARGEST
+        if offset >= region.byte_size:
+            raise InvalidRequest(f"Invalid offset for shared memory region: '{name}'")
         if offset + byte_size > _LARGEST:
             raise InvalidRequest(
                 f"Integer overflow detected: byte_size ({byte_size}) + offset ({offset}) exceeds "
                 f"maximum value ({_LARGEST}) for region '{name}'"
             )
-        if offset >= region.byte_size:
-            raise InvalidRequest(f"Invalid offset for shared memory region: '{name}'")
         if offset + byte_size > region.byte_size:
             raise InvalidRequest(f"Invalid offset + byte size for shared memory region: '{name}'")
         return RegionSlice(region, offset, byte_size, self)

@@ -24,7 +24,11 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.gpu.memory import UploadOnce
-from edge_server.model_config.fields import ALLOW_INTERFACE_CHANGE, CONTRACT_PARAMETERS
+from edge_server.model_config.fields import (
+    ALLOW_INTERFACE_CHANGE,
+    CONTRACT_PARAMETERS,
+    IDLE_UNLOAD_S,
+)
 from edge_server.model_config.preferred import PREFERRED_CONFIGS
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
 from edge_server.settings.read import value_mistake
@@ -171,6 +175,13 @@ class ModelMetric:
     buckets: Mapping[float, int] = field(default_factory=dict)
 
 
+# `processes` is measured: memory of the model's processes that no other shares. `file` is the size
+# of its file, of which a library holds its own form within the daemon: the least that it takes.
+# `contexts` is device memory for the steps between inputs and outputs, as TensorRT reports it.
+# `buffers` is what the daemon has allocated for tensors, on the device and pinned on the host.
+MemoryKind = Literal["processes", "file", "contexts", "buffers"]
+
+
 class Model(Protocol):
     """One loaded version. A model makes instances and is closed once, after its last instance."""
 
@@ -190,10 +201,9 @@ class Model(Protocol):
     def metrics(self) -> Sequence[ModelMetric]:
         return ()
 
-    def memory_bytes(self) -> int | None:
-        """Return the memory of the model's processes; None for a model within the daemon, whose
-        memory cannot be told from that of others."""
-        return None
+    def memory_bytes(self) -> Mapping[MemoryKind, int]:
+        """Return the memory that is known to be the model's, by what is known of it."""
+        return {}
 
     def close(self) -> None:
         """Release what the model owns; nothing by default."""
@@ -435,6 +445,7 @@ OF_EVERY_MODEL = CONTRACT_PARAMETERS | {
     GOLDEN_MAX_LATENCY_MS,
     ALLOW_INTERFACE_CHANGE,
     PREFERRED_CONFIGS,
+    IDLE_UNLOAD_S,
 }
 
 

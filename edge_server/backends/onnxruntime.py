@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, LoadContext, Run
+    from edge_server.backends.contract import Instance, LoadContext, MemoryKind, Run
     from edge_server.model_config.config import BatchInput, ModelConfig, Placement, RaggedBatching
     from edge_server.model_config.files import ModelFiles
 
@@ -294,7 +294,16 @@ def load(context: LoadContext) -> OnnxModel:
     for placement in _placements(config):
         providers = _providers(context.directory, config, placement)
         sessions[placement.gpu] = _open_session(path, options, providers)
-    return OnnxModel(config, sessions, parameters.arena_shrinkage)
+    file_bytes = len(sessions) * _file_bytes(path)
+    return OnnxModel(config, sessions, parameters.arena_shrinkage, file_bytes)
+
+
+def _file_bytes(path: Path) -> int:
+    """Return the size of a model's file and of what else is beside it, its external data, but for
+    other models."""
+    with reading(path):
+        files = [each for each in path.parent.rglob("*") if each.is_file()]
+        return sum(f.stat().st_size for f in files if f == path or f.suffix != path.suffix)
 
 
 def _placements(config: ModelConfig) -> list[Placement]:
@@ -316,11 +325,17 @@ class OnnxModel(Model):
 
     Args:
         sessions: number of the GPU, None for the CPU → the session there.
+        file_bytes: of the files that the sessions were made of.
     """
 
     def __init__(
-        self, config: ModelConfig, sessions: dict[int | None, Any], arena_shrinkage: str
+        self,
+        config: ModelConfig,
+        sessions: dict[int | None, Any],
+        arena_shrinkage: str,
+        file_bytes: int,
     ) -> None:
+        self._file_bytes = file_bytes
         self._config = config
         self._name = config.name
         self._sessions = sessions
@@ -342,6 +357,9 @@ class OnnxModel(Model):
         if self._config.ragged is None:
             return TensorInstance(run)
         return RaggedInstance(run, self._config, self._config.ragged)
+
+    def memory_bytes(self) -> Mapping[MemoryKind, int]:
+        return {"file": self._file_bytes}
 
     def interrupt(self, before: float) -> None:
         """See `Interruptible.interrupt`; an operator that is running ends first."""

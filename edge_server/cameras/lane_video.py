@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+from collections import deque
 from contextlib import suppress
 from queue import Empty, Full, Queue
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.lanes.types import Ego, Lane, LaneFrame, MarkingColor
+    from edge_server.lanes.types import Ego, Lane, LaneFrame, Mark, MarkingColor
 
     BgrImage = NDArray[np.uint8]
     Colour = tuple[int, int, int]
@@ -63,8 +64,9 @@ def draw_lanes(image: BgrImage, lanes: Sequence[Lane], ego: Ego | None = None) -
     return picture
 
 
-def draw_lane_frame(image: BgrImage, frame: LaneFrame) -> BgrImage:
-    """Return a copy of `image` with all that `frame` says of the road.
+def draw_lane_frame(image: BgrImage, frame: LaneFrame, marks: Sequence[Mark] = ()) -> BgrImage:
+    """Return a copy of `image` with all that `frame` says of the road, and the marks of other
+    networks.
 
     The lines in the picture are where the model sees them in this very frame, with what tracking
     knows of each; the view from above has the tracked lines, in metres. Lines have the colour of
@@ -75,6 +77,7 @@ def draw_lane_frame(image: BgrImage, frame: LaneFrame) -> BgrImage:
     `image` is (H, W, 3) uint8 BGR, of the frame's size.
     """
     picture = draw_lanes(image, frame.lanes, frame.ego)
+    _draw_marks(picture, marks)
     _write_texts(picture, frame)
     if any(lane.ground is not None for lane in frame.lanes):
         _draw_from_above(picture, frame.lanes)
@@ -117,6 +120,21 @@ def draw_lines(
     """Draw lines, each (N, 2) px, into `picture`."""
     fixed = [np.rint(line * (1 << _SUBPIXEL_BITS)).astype(np.int32) for line in lines]
     cv2.polylines(picture, fixed, False, colour, thickness, cv2.LINE_AA, _SUBPIXEL_BITS)
+
+
+def _draw_marks(picture: BgrImage, marks: Sequence[Mark]) -> None:
+    scale = picture.shape[1] / 1280
+    tinted = picture.copy() if any(mark.filled for mark in marks) else picture
+    for mark in marks:
+        if mark.filled:
+            cv2.fillPoly(tinted, [np.rint(mark.points).astype(np.int32)], mark.rgb[::-1])
+    if tinted is not picture:
+        picture[:] = cv2.addWeighted(tinted, _FILL, picture, 1 - _FILL, 0.0)
+    for points, text, rgb, _ in marks:
+        draw_lines(picture, [points.astype(np.float64)], rgb[::-1], max(2, round(2 * scale)))
+        if text:
+            x, y = points[0].tolist()
+            write(picture, text, (int(x), int(y - 6 * scale)), 0.5 * scale, rgb[::-1])
 
 
 def _pieces(points: NDArray[np.float64], length_px: float) -> list[NDArray[np.float64]]:
@@ -242,8 +260,12 @@ def write(
 
 
 VIDEO_FPS = 30
-# Each may hold a buffer of its camera's driver.
+# Each may hold a buffer of its camera's driver, and so does the one that stands.
 _MOST_WAITING = 4
+# What networks have found in a frame is drawn into those of the next half second; the results of so
+# many frames are kept until their pictures are drawn.
+_MARKS_NS = 500_000_000
+_KEPT_MARKS = 8
 _LOOK_S = 0.2
 # A camera that was away: 150 pictures of 8K.
 _LONGEST_TICK_S = 60.0
@@ -259,7 +281,8 @@ class LaneVideo:
     A picture stands from its capture to the next one's, in steps of 1/30 s: a frame that the
     pipeline dropped shows as a picture that stands longer. Frames for which the encoder has no time
     are left out and counted. A recording in lock-step has every frame in its video, at the
-    recording's own rate, and waits for the encoder.
+    recording's own rate, and waits for the encoder. A picture is drawn when the next one comes,
+    with the marks of other networks that are known by then.
 
     Until `close` the video has the suffix .part before its own: what ends in the middle is no
     video, and a file of the name stays until there is another.
@@ -294,11 +317,13 @@ class LaneVideo:
         # The following are the worker's alone.
         self._writer: cv2.VideoWriter | None = None
         self._size = (0, 0)
-        self._picture: NDArray[np.uint8] | None = None  # is written once it has stood its time
+        # Is written once it has stood its time.
+        self._standing: tuple[LaneFrame, Frame] | None = None
         self._fps = float(VIDEO_FPS)
         self._began_ns = 0
         self._written = 0
         self._fault: SourceError | None = None
+        self._marks: dict[str, deque[tuple[int, Sequence[Mark]]]] = {}
         self._worker.start()
 
     def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
@@ -313,6 +338,11 @@ class LaneVideo:
             if not waits:
                 break
         self.missed += 1
+
+    def mark(self, network: str, capture_mono_ns: int, marks: Sequence[Mark]) -> None:
+        """Draw what a network has found in the frame of that capture."""
+        of_network = self._marks.setdefault(network, deque(maxlen=_KEPT_MARKS))
+        of_network.append((capture_mono_ns, marks))
 
     def close(self) -> None:
         """Write what waits, and complete the file; raise SourceError where it is no whole video."""
@@ -359,9 +389,8 @@ class LaneVideo:
         return self._fault is None
 
     def _put(self, lane_frame: LaneFrame, frame: Frame) -> None:
-        """Draw a frame, and write the one before it."""
-        drawn = draw_lane_frame(resized(bgr_of(frame.image), *frame.size), lane_frame)
-        if self._picture is None:
+        """Take a frame, and write the one before it."""
+        if self._standing is None:
             self._began_ns, self._size = frame.capture_mono_ns, frame.size
         else:
             passed_ns = frame.capture_mono_ns - self._began_ns
@@ -373,7 +402,16 @@ class LaneVideo:
                 self._began_ns += round(beyond * 1e9 / self._fps)
                 due -= beyond
             self._write_until(max(due, self._written + 1) if lockstep else due)
-        self._picture = resized(drawn, *self._size)
+        self._standing = lane_frame, frame
+
+    def _drawn(self, lane_frame: LaneFrame, frame: Frame) -> NDArray[np.uint8]:
+        marks: list[Mark] = []
+        for results in tuple(self._marks.values()):
+            ages = [(lane_frame.capture_mono_ns - at_ns, found) for at_ns, found in tuple(results)]
+            known = [each for each in ages if 0 <= each[0] < _MARKS_NS]
+            marks += min(known, key=lambda each: each[0], default=(0, ()))[1]
+        whole = resized(bgr_of(frame.image), *frame.size)
+        return resized(draw_lane_frame(whole, lane_frame, marks), *self._size)
 
     def _begin(self) -> cv2.VideoWriter:
         settle_opencv()
@@ -387,12 +425,13 @@ class LaneVideo:
 
     def _write_until(self, due: int) -> None:
         """Write the picture that stands until place `due`."""
-        if self._picture is None:
+        if self._standing is None or self._written >= due:
             return
         writer = self._writer = self._writer or self._begin()
-        self.frames += self._written < due
+        picture = self._drawn(*self._standing)
+        self.frames += 1
         while self._written < due:
-            writer.write(self._picture)
+            writer.write(picture)
             self._written += 1
 
     def _end(self) -> None:

@@ -2,9 +2,11 @@
 
 The topics of a camera are `/NAME/image` (foxglove.CompressedImage, JPEG), `/NAME/lanes`
 (edge.lanes.v1.LaneFrame) and `/NAME/annotations` (foxglove.ImageAnnotations); `/events` has
-edge.lanes.v1.Event. The lanes of a frame come before its image, and both have the time of its
-capture as their publish time. The channel of images has as metadata the camera's name, the size of
-its pictures in px (`width`, `height`; the JPEGs may be smaller) and its calibration as JSON.
+edge.lanes.v1.Event. What another network of the camera has found is on `/NAME/networks/NETWORK/`,
+`results` (edge.perception.v1.NetworkFrame) and `annotations`. The lanes of a frame come before its
+image, and all have the time of its capture as their publish time. The channel of images has as
+metadata the camera's name, the size of its pictures in px (`width`, `height`; the JPEGs may be
+smaller) and its calibration as JSON.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IMAGES, LANES, ANNOTATIONS = "/{}/image", "/{}/lanes", "/{}/annotations"
+# No network's topic ends as that of images does.
+RESULTS, RESULT_ANNOTATIONS = "/{}/networks/{}/results", "/{}/networks/{}/annotations"
 EVENTS = "/events"
 # A record of the recorder has a chunk of 256 KiB, or one picture. A chunk that another tool has
 # compressed may unpack to as much.

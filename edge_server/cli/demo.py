@@ -28,7 +28,7 @@ from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of
 from edge_server.mqtt.clients import try_broker
-from edge_server.pipeline.perception import NetworkFrame
+from edge_server.pipeline.perception import NetworkFrame, marks_of
 from edge_server.process.logs import set_up_logging
 from edge_server.settings import LogSection, Settings, read_settings
 
@@ -88,7 +88,9 @@ def run_demo(
         network_listeners: list[NetworkListener] = [lambda found: show(found, None)]
         if video is not None:
             _require_other_file(video, settings.cameras["road"].uri)
-            listeners.append(_into_video(video, running, output))
+            of_lanes, of_networks = _into_video(video, running, output)
+            listeners.append(of_lanes)
+            network_listeners.append(of_networks)
         daemon = Daemon(settings, listeners, log_switches, network_listeners=network_listeners)
         if settings.mqtt is not None and not stop.is_set():
             _require_broker(settings.mqtt)
@@ -259,8 +261,8 @@ def _require_other_file(video: Path, uri: str) -> None:
             raise SettingsError(f"--video: {video} is the source itself; choose another name")
 
 
-def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
-    """Return a listener that writes a video, which is complete at the end of `running`."""
+def _into_video(path: Path, running: ExitStack, output: Any) -> tuple[Listener, NetworkListener]:
+    """Return listeners that write a video, which is complete at the end of `running`."""
     try:
         # OpenCV takes long to import.
         from edge_server.cameras.lane_video import LaneVideo
@@ -280,8 +282,11 @@ def _into_video(path: Path, running: ExitStack, output: Any) -> Listener:
         missed = f", {video.missed} left out for want of time" if video.missed else ""
         print(f"{video.frames} frames are in {path.absolute()}{missed}", file=output, flush=True)
 
+    def mark(found: NetworkFrame) -> None:
+        video.mark(found.network, found.capture_mono_ns, marks_of(found))
+
     running.push(close)
-    return video
+    return video, mark
 
 
 def _messages_to(inbox: Inbox) -> Listener:

@@ -19,6 +19,7 @@ from edge_server.cli.run import settings_of
 from edge_server.cli.status_report import DaemonSampler, make_report
 from edge_server.cli.tables import UNKNOWN, duration_text, number, size_text, table
 from edge_server.errors import Unavailable
+from edge_server.inference.registry import IDLE
 from edge_server.process.utf8 import shown
 
 if TYPE_CHECKING:
@@ -33,11 +34,16 @@ if TYPE_CHECKING:
     )
 
 OK, WARNING, FAULT = "✔", "‼", "✘"
+LEAST = "≥"
 _MODELS = ("MODEL", "VERSION", "STATE", "BACKEND", "DEVICE", "REQUESTS", "FAILED", "PER S")
 _MODEL_TIMES = ("MEAN ms", "QUEUE ms", "INFER ms", "MEM MiB")
 _CAMERAS = ("CAMERA", "STATE", "MODEL", "FPS", "LANES/S", "LANES", "AGE ms", "MEAN ms", "DROPPED")
+_BAR = 10
 # For terminals that are not of UTF-8.
-PLAIN = str.maketrans({OK: "+", WARNING: "!", FAULT: "x", "°": " ", "…": "."})
+PLAIN = str.maketrans(
+    {OK: "+", WARNING: "!", FAULT: "x", LEAST: ">", "°": " ", "…": ".", "▮": "#", "▯": "-"}
+)
+_STYLES = {OK: "green", WARNING: "yellow", FAULT: "bold red"}
 # Beside words that stay: what a first look may find while a camera or a model starts.
 _STARTING = frozenset({"starting", "LOADING", "UNLOADING", "ended", "degraded"})
 
@@ -82,14 +88,18 @@ def _models(models: tuple[ModelReport, ...] | None) -> Iterator[str]:
     for each in models:
         counts = (UNKNOWN if c is None else str(c) for c in (each.requests, each.failed))
         times = map(number, (each.per_s, each.mean_ms, each.queue_ms, each.infer_ms))
-        memory = number(each.memory_bytes and each.memory_bytes / 2**20, 0)
+        known = each.memory_bytes or {}
+        memory = number(sum(known.values()) / 2**20, 0) if known else UNKNOWN
+        # A file is the least that its model takes.
+        memory = f"{LEAST}{memory}" if "file" in known else memory
         where = each.backend or UNKNOWN, each.devices or UNKNOWN
         first = (each.name, each.version or UNKNOWN, each.state, *where)
         rows.append((*first, *counts, *times, memory))
     lines = table(rows, left=range(5))
     yield f"  {lines[0]}"
     for each, line in zip(models, lines[1:], strict=True):
-        yield f"{WARNING if each.degraded else _mark(each.state, 'READY')} {line}"
+        mark = OK if each.reason == IDLE else _mark(each.state, "READY")
+        yield f"{WARNING if each.degraded else mark} {line}"
         if each.reason:
             yield f"    {_one_line(each.reason)}"
 
@@ -131,13 +141,14 @@ def _one_line(text: str) -> str:
 def _broker(report: DaemonReport) -> str:
     broker = report.broker
     if broker is None:
-        return "  broker: none in the settings"
+        return "  broker: none"
+    name = f"broker {broker.address}".strip()
     if broker.connected is None:
-        return f"{WARNING} broker {broker.address}: not known"
+        return f"{WARNING} {name}: not known"
     if broker.connected:
-        return f"{OK} broker {broker.address}: connected, {broker.waiting} wait"
+        return f"{OK} {name}: connected, {broker.waiting} wait"
     lost = f"{broker.waiting} wait, {broker.dropped} lane messages were not sent"
-    return f"{FAULT} broker {broker.address}: not connected; {lost}"
+    return f"{FAULT} {name}: not connected; {lost}"
 
 
 def _board(board: BoardReport) -> Iterator[str]:
@@ -145,9 +156,9 @@ def _board(board: BoardReport) -> Iterator[str]:
     if board.power_mode is not None:
         parts.append(f"mode {board.power_mode}")
     if board.cpu_load is not None:
-        parts.append(f"CPU {board.cpu_load:.0%}")
+        parts.append(f"CPU {_bar(board.cpu_load)}")
     if board.gpu_load is not None or board.gpu_hz is not None:
-        load = "" if board.gpu_load is None else f" {board.gpu_load:.0%}"
+        load = "" if board.gpu_load is None else f" {_bar(board.gpu_load)}"
         clock = "" if board.gpu_hz is None else f" at {board.gpu_hz / 1e6:.0f} MHz"
         parts.append(f"GPU{load}{clock}")
     if board.celsius is not None:
@@ -155,8 +166,9 @@ def _board(board: BoardReport) -> Iterator[str]:
     if board.watts is not None:
         parts.append(f"{board.watts:.1f} W")
     if board.memory_total_bytes and board.memory_available_bytes is not None:
-        used = board.memory_total_bytes - board.memory_available_bytes
-        parts.append(f"memory {size_text(used)} of {size_text(board.memory_total_bytes)}")
+        total = board.memory_total_bytes
+        used = total - board.memory_available_bytes
+        parts.append(f"memory {_bar(used / total)}, {size_text(used)} of {size_text(total)}")
     if board.clock:
         parts.append(f"clock {board.clock}")
     yield f"{FAULT if board.conditions else OK} board: {', '.join(parts)}"
@@ -165,6 +177,11 @@ def _board(board: BoardReport) -> Iterator[str]:
     if board.free_bytes:
         free = (f"{size_text(n)} in {where}" for where, n in board.free_bytes.items())
         yield f"  disk: free {', '.join(free)}"
+
+
+def _bar(load: float) -> str:
+    full = round(_BAR * min(1.0, max(0.0, load)))
+    return f"{'▮' * full}{'▯' * (_BAR - full)} {load:.0%}"
 
 
 def _plans(report: DaemonReport) -> str:
@@ -176,10 +193,10 @@ def _plans(report: DaemonReport) -> str:
 
 def _recorder(report: DaemonReport) -> str:
     recorder = report.recorder
+    if recorder.mode is None:
+        return f"{WARNING} recorder: not known"
     if recorder.mode == "off":
         return "  recorder: off"
-    if recorder.ok is None:
-        return f"{WARNING} recorder: {recorder.mode}, not known"
     counts = f"{size_text(recorder.written_bytes)} written"
     if recorder.lost or recorder.dropped:
         counts += f", {recorder.lost} lost, {recorder.dropped} not encoded"
@@ -269,7 +286,12 @@ def run_top(arguments: argparse.Namespace) -> None:
 
 
 def _draw(live: Live, lines: Sequence[str]) -> None:
-    """Write over the lines before, within the terminal as it is now."""
-    title = f"edge-server top  {time.strftime('%H:%M:%S')}  Ctrl-C ends"
-    text = _printable("\n".join([title, "", *lines]))
-    live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
+    """Write over the lines before, within the terminal as it is now; longer ones are folded."""
+    screen = Text(f"edge-server top  {time.strftime('%H:%M:%S')}  Ctrl-C ends\n", overflow="fold")
+    for line in lines:
+        style = _STYLES.get(line[:1], "")
+        # Of what is well the mark alone has a colour.
+        coloured = 1 if line.startswith(OK) else len(line)
+        screen.append("\n").append(_printable(line[:coloured]), style)
+        screen.append(_printable(line[coloured:]))
+    live.update(screen, refresh=True)

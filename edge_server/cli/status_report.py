@@ -127,7 +127,8 @@ class ModelReport:
         reason: why its state is not READY, or what a READY one responds without; of a LOADING one,
             how far its plan is.
         devices: that it runs on; empty where metrics cannot be read, and of an ensemble.
-        memory_bytes: of its processes; None for a model within the daemon.
+        memory_bytes: what is known of its memory, by kind (see `MemoryKind`); None where metrics
+            cannot be read.
         degraded: this machine should serve another configuration; `reason` says why it does not.
         requests: successful ones since it was loaded; likewise `failed`.
         per_s: successful requests between the samples; `mean_ms` to `infer_ms` are means of these.
@@ -139,7 +140,7 @@ class ModelReport:
     reason: str
     backend: str = ""
     devices: str = ""
-    memory_bytes: float | None = None
+    memory_bytes: Mapping[str, float] | None = None
     degraded: bool = False
     requests: int | None = None
     failed: int | None = None
@@ -179,7 +180,11 @@ class CameraReport:
 
 @dataclass(frozen=True)
 class BrokerReport:
-    """The broker of the settings; the rest is None where metrics cannot be read."""
+    """The daemon's broker; None is not known, as metrics cannot be read.
+
+    Attributes:
+        address: as the settings here have it; empty where they name none.
+    """
 
     address: str
     connected: bool | None = None
@@ -223,9 +228,13 @@ class PlansReport:
 
 @dataclass(frozen=True)
 class RecorderReport:
-    """The recorder; `ok` is None where it is off or metrics cannot be read."""
+    """The recorder; `mode` is None where metrics cannot be read, and `ok` where it is off too.
 
-    mode: str = "off"
+    Attributes:
+        mode: as the settings here have it; `on` where they do not know.
+    """
+
+    mode: str | None = None
     ok: bool | None = None
     written_bytes: int = 0
     dropped: int = 0
@@ -324,10 +333,10 @@ def _placed(metrics: Scrape | None, model: str, version: str) -> dict[str, Any]:
     return {}
 
 
-def _memory_bytes(metrics: Scrape | None, model: str, version: str) -> float | None:
+def _memory_bytes(metrics: Scrape | None, model: str, version: str) -> dict[str, float] | None:
     if metrics is None:
         return None
-    return metrics.value("edge_model_memory_bytes", model=model, version=version)
+    return metrics.by_label("edge_model_memory_bytes", "kind", model=model, version=version)
 
 
 def _rates(before: Any | None, now: Any, seconds: float) -> dict[str, Any]:
@@ -402,15 +411,16 @@ def _camera_numbers(camera: str, before: DaemonSample, now: DaemonSample) -> dic
 
 
 def _broker(settings: Settings, metrics: Scrape | None) -> BrokerReport | None:
-    if settings.mqtt is None:
-        return None
-    address = f"{settings.mqtt.host}:{settings.mqtt.port}"
+    mqtt = settings.mqtt
+    address = "" if mqtt is None else f"{mqtt.host}:{mqtt.port}"
     if metrics is None:
         return BrokerReport(address)
     connected = metrics.value("edge_mqtt_connected")
+    if connected is None:
+        return None
     return BrokerReport(
         address,
-        None if connected is None else bool(connected),
+        bool(connected),
         int(metrics.value("edge_mqtt_queue_depth") or 0),
         int(metrics.value("edge_mqtt_dropped_total") or 0),
     )
@@ -460,15 +470,16 @@ def _size(path: Path) -> int:
 
 
 def _recorder(settings: Settings, metrics: Scrape | None) -> RecorderReport:
-    mode = settings.recorder.mode
-    ok = None if metrics is None else metrics.value("edge_recorder_ok")
-    if metrics is None or ok is None:
-        return RecorderReport(mode)
+    if metrics is None:
+        return RecorderReport()
+    mode, ok = settings.recorder.mode, metrics.value("edge_recorder_ok")
+    if ok is None:
+        return RecorderReport("off")
     counts: Sequence[int] = [
         int(metrics.value(f"edge_recorder_{name}_total") or 0)
         for name in ("bytes", "dropped", "lost")
     ]
-    return RecorderReport(mode, bool(ok), *counts)
+    return RecorderReport("on" if mode == "off" else mode, bool(ok), *counts)
 
 
 def _settings(metrics: Scrape | None) -> SettingsReport:

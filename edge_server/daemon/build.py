@@ -218,6 +218,7 @@ def build_lanes(
             publisher.publish_network,
             lambda frame: networks(frame, None, f"{frame.camera}/{frame.network}"),
         ),
+        network_recorder=recorder,
     )
     return Lanes(
         board,

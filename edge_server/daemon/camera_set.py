@@ -176,6 +176,7 @@ class CameraSet:
         argus: restarts what CSI cameras hang in.
         frame_listeners: get the frames of cameras without lanes too.
         network_listeners: get what the other networks of cameras find.
+        network_recorder: gets what is not published too.
     """
 
     def __init__(
@@ -194,9 +195,11 @@ class CameraSet:
         argus: Argus | None = None,
         frame_listeners: Sequence[Listener] = (),
         network_listeners: Sequence[NetworkListener] = (),
+        network_recorder: NetworkListener | None = None,
     ) -> None:
         self.models = models
         self._network_listeners = tuple(network_listeners)
+        self._network_recorder = network_recorder
         self._argus = argus or Argus.of_this_service()
         self._data_plane = data_plane
         self._listeners = tuple(listeners)
@@ -436,6 +439,7 @@ class CameraSet:
                 shares=self._network_shares,
                 served=section.model,
                 calibration=calibration,
+                recorder=self._network_recorder,
             )
             for network, each in section.networks.items()
         ]

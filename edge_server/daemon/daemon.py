@@ -18,6 +18,7 @@ from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import ProcessorUse, Sources
 from edge_server.backends import load_libraries
 from edge_server.board.identity import Identity
+from edge_server.board.update import RecordFile
 from edge_server.board.watch import HTTP_CLOSED, NO_GPU, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
 from edge_server.daemon.parts import directories_of, free_space
@@ -27,6 +28,7 @@ from edge_server.errors import EdgeServerError, Reason, StageStuck
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
 from edge_server.lifecycle.control import PollControl
 from edge_server.process.allocator import keep_large_buffers
+from edge_server.process.disk import state_directory
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
 from edge_server.process.worker import Auxiliary, AwakeTime, check_progress
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
     from edge_server.pipeline.networks import NetworkListener
-    from edge_server.process.worker import Worker
     from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,9 @@ log = logging.getLogger(__name__)
 _SWITCH_S = 0.0005
 
 VERSION = version("edge-server")
+
+# Frames that have had lanes within this time are progress.
+_LANES_PROGRESS_S = 10.0
 
 # The farewell and closing the models get this long after the in-flight requests' time is up.
 FAREWELL_S = 5.0
@@ -125,6 +129,11 @@ class Daemon:
         disks = partial(free_space, directories_of(settings))
         self._http = self._http_server(settings, identity, disks)
         self._auxiliary = self._auxiliary_parts()
+        publisher = lanes.publisher
+        self._mqtt = Auxiliary("mqtt", publisher.workers, publisher.reopen)
+        # How many frames had lanes, and when the main loop saw the last of them.
+        self._progress = (0, 0.0)
+        self._hangs = ""
         self._status = StatusReport(
             self.data_plane,
             self.control,
@@ -170,7 +179,9 @@ class Daemon:
             lanes.pictures,
             lanes.events,
             settings.vehicle.width_m,
+            RecordFile(state_directory()),
             may_read=None if requests.tokens is None else requests.tokens.may_read,
+            rules=requests.rest.rules,
         )
         return HttpServer(http_listeners(settings, requests.rest, sources, page))
 
@@ -250,7 +261,8 @@ class Daemon:
         Raises:
             DeviceLost: a GPU is broken, on any thread; only a new process recovers.
             StageStuck: a worker hangs, or a model whose run cannot be ended, or gRPC does not
-                respond; only a new process recovers.
+                respond; only a new process recovers. While lanes progress, no worker ends it that
+                they do without.
             InternalError: a worker died. One of `Auxiliary` is started again.
         """
         longest_s = (watchdog_period_s() or 2 * REST_S) / 2
@@ -259,12 +271,14 @@ class Daemon:
             # First, as a lost device may be the reason why a worker died.
             self.devices.check()
             awake.look(now := time.monotonic())
-            check_progress(self._workers(), awake)
+            check_progress(self._lanes.cameras.workers(), awake)
+            self._check_others(now, awake)
             self._lanes.cameras.check(now)
-            for auxiliary in self._auxiliary.values():
+            for auxiliary in (*self._auxiliary.values(), self._mqtt):
                 auxiliary.check(now, awake)
             if self._grpc.self_call is not None:
                 self._grpc.self_call.check()
+            self.control.unload_idle(now)
             model, since = self.data_plane.oldest_run()
             if (over_s := awake.since(since) - MODEL_STUCK_S) > 0:
                 text = f"model {model}: one run takes more than {MODEL_STUCK_S:g} s"
@@ -339,19 +353,25 @@ class Daemon:
             found.append(Reason(NOT_RECORDED, self._lanes.recorder.failure))
         return found
 
-    def _workers(self) -> list[Worker]:
-        """Return the threads whose hang, or end by an error, ends the daemon."""
-        workers = [
-            *self._lanes.cameras.workers(),
-            self._lanes.events.worker,
-            *self._lanes.publisher.workers(),
-        ]
-        workers += [
-            part.worker for part in (self._grpc.self_call, self._reload) if part is not None
-        ]
+    def _check_others(self, now: float, awake: AwakeTime) -> None:
+        """Raise where a thread beside those of cameras and of `Auxiliary` has died, or hangs while
+        no lanes progress: a restart would interrupt them."""
+        if (frames := self._lanes.latency.frames()) != self._progress[0]:
+            self._progress = frames, now
+        parts = (self._lanes.events, self._grpc.self_call, self._reload)
+        workers = [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
-        return workers
+        hangs = ""
+        try:
+            check_progress(workers, awake)
+        except StageStuck as error:
+            hangs = str(error)
+            if not self._progress[0] or awake.since(self._progress[1]) > _LANES_PROGRESS_S:
+                raise
+        if hangs and hangs != self._hangs:
+            log.error("%s; the daemon goes on, as lanes do", hangs)
+        self._hangs = hangs
 
 
 def _nothing() -> None:

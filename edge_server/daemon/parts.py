@@ -146,7 +146,14 @@ def chosen_control(
     source = Repositories(_paths(settings), PrivateCopies(private).copy)
     completion = chosen_completion(settings, devices, python)
     control = RepositoryControl(
-        _loader(lifecycle, source, settings, completion, chosen_signatures(settings)),
+        _loader(
+            lifecycle,
+            source,
+            settings,
+            completion,
+            chosen_signatures(settings),
+            kept=camera_models,
+        ),
         explicit=settings.mode == "explicit",
         load=settings.load,
         # The daemon starts anew when the GPU comes.
@@ -178,6 +185,8 @@ def _loader(
     settings: Repository,
     completion: Completion,
     signatures: SignaturePolicy,
+    *,
+    kept: Collection[str],
 ) -> RepositoryLoader:
     return RepositoryLoader(
         lifecycle,
@@ -186,6 +195,7 @@ def _loader(
         load_threads=settings.load_threads,
         load_retries=settings.load_retries,
         signatures=signatures,
+        kept=kept,
     )
 
 
@@ -242,7 +252,7 @@ def following_control(
     )
     completion = chosen_completion(settings, devices, python)
     return PollControl(
-        _loader(lifecycle, deployments, settings, completion, signatures),
+        _loader(lifecycle, deployments, settings, completion, signatures, kept=camera_models),
         deployments,
         paths,
         poll_s=settings.poll_s,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge_server.errors import Reason
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import ModelEntry
-    from edge_server.lanes.agreement import LaneVerdict
+    from edge_server.lanes.agreement import Disagreement, LaneVerdict
     from edge_server.lifecycle.control import RepositoryControl
     from edge_server.mqtt.publisher import Publisher
     from edge_server.pipeline.event_log import EventLog
@@ -77,6 +77,12 @@ class DeviceEvents:
             event = _event("model", cause, verdict.text, camera=camera, model=model)
             self._lasting.put(event)
 
+    def see_disagreement(self, camera: str, model: str, found: Disagreement | None) -> None:
+        """Put that a candidate sees another road than the lanes that are served."""
+        if found is not None:
+            event = _event("model", "candidate_differs", found.text, camera=camera, model=model)
+            self._lasting.put(event)
+
     def see_device(self, reasons: Iterable[Reason]) -> None:
         """Put what degrades all lanes: the reasons that begin and end."""
         present = dict(reasons)
@@ -120,6 +126,8 @@ class DeviceEvents:
                 text = f"{serves} again: {entry.reason.removeprefix(_ROLLED_BACK)}"
                 self._lasting.put(_event("model", "rolled_back", text, **which))
         elif before is not None and before.loaded is not entry.loaded:
+            if before.version == entry.version and (before.is_idle or entry.is_idle):
+                return
             self._lasting.put(_event("model", "swapped", serves, **which))
 
 
@@ -179,7 +187,7 @@ def status_line(
     failed = {
         entry.name: _short(entry.reason)
         for entry in entries
-        if entry.name not in ready and entry.reason != UNLOADED
+        if entry.name not in ready and entry.reason != UNLOADED and not entry.is_idle
     }
     models = _some("model", len(ready), len(ready) + len(failed), failed)
     if degraded := [e.name for e in entries if e.configuration and e.configuration.degraded]:
@@ -393,6 +401,8 @@ class StatusReport:
             publish = self._publisher.publish_verdict
             self._attempt(f"verdict {what}", publish, camera, name, model, network.served, verdict)
             self._attempt(f"judged {what}", self._judged, camera, model, network.served, verdict)
+            differs = self._events.see_disagreement
+            self._attempt(f"differs {what}", differs, camera, model, network.disagreement)
 
     def _judged(self, camera: str, model: str, served: str, verdict: LaneVerdict | None) -> None:
         self._events.see_verdict(camera, model, verdict)

@@ -134,7 +134,7 @@ class DataPlane:
 
 def _keeps_waiting(entry: ModelEntry) -> bool:
     if entry.state is ModelState.UNAVAILABLE:
-        return entry.reason != UNLOADED
+        return entry.reason != UNLOADED and not entry.is_idle
     return entry.state is ModelState.LOADING
 
 

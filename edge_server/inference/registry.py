@@ -24,7 +24,7 @@ from edge_server.requests import Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from edge_server.backends.contract import Model, ModelMetric
+    from edge_server.backends.contract import MemoryKind, Model, ModelMetric
     from edge_server.inference.statistics import ModelStatistics
     from edge_server.model_config.config import ModelConfig
     from edge_server.requests import (
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 # The reason of an unloaded model that is UNAVAILABLE: Triton's text; readiness ignores it.
 UNLOADED = "unloaded"
+# With it begins the reason of an idle version, see `ModelEntry.is_idle`.
+IDLE = "idle: its next request loads it"
 
 
 class RefCount:
@@ -160,8 +162,8 @@ class LoadedModel:
     def metrics(self) -> Sequence[ModelMetric]:
         return () if self.model is None else self.model.metrics()
 
-    def memory_bytes(self) -> int | None:
-        return None if self.model is None else self.model.memory_bytes()
+    def memory_bytes(self) -> Mapping[MemoryKind, int]:
+        return {} if self.model is None else self.model.memory_bytes()
 
     def close(self) -> None:
         """Release the resources without another user; called when no request runs any more."""
@@ -212,7 +214,7 @@ class ModelEntry:
         version: 0 where the model failed before its version was known.
         reason: why the version is in this state, or the progress of its load; for a READY version,
             why its reload failed, the progress of its successor's load, or why it is degraded.
-        loaded: present when READY.
+        loaded: present when READY; of an idle version, what loads it for a request.
         may_pass: for an UNAVAILABLE version: its files are not known to be at fault, so the next
             attempt may succeed.
         configuration: of a READY version that is no ensemble.
@@ -225,6 +227,11 @@ class ModelEntry:
     loaded: LoadedModel | None = None
     may_pass: bool = False
     configuration: ServedConfiguration | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the version is out of memory until its next request, which it can respond to."""
+        return self.state is ModelState.UNAVAILABLE and self.loaded is not None
 
 
 class Snapshot:

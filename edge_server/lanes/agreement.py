@@ -8,6 +8,7 @@ than them, or better ones, does not pass for that reason, and labels say more.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -34,6 +35,10 @@ _SAME_LINE = 20 / 1280
 _RANGES_M = (10.0, 20.0, 40.0)
 _ROWS = 24
 _LONGEST_STEP_NS = 1_000_000_000
+# The two disagree where half of the lines in so many frames are of one of them alone. So many are
+# noted, and one a minute at most: a bad candidate disagrees all the time.
+_APART_FRAMES, _APART = 5, 0.5
+_MOST_NOTED, _NOTED_EVERY_NS = 20, 60_000_000_000
 
 
 class Measure(NamedTuple):
@@ -66,6 +71,18 @@ class LaneVerdict(NamedTuple):
     lateral_m: tuple[tuple[float, float], ...]
 
 
+class Disagreement(NamedTuple):
+    """That the candidate sees another road than the model that serves, just now.
+
+    Attributes:
+        number: counts those of this comparison.
+        text: of how many lines.
+    """
+
+    number: int
+    text: str
+
+
 class _Compared(NamedTuple):
     lines: int
     missed: int
@@ -78,9 +95,15 @@ class _Compared(NamedTuple):
 
 
 class LaneAgreement:
-    """Compares frame by frame; frames come in their order."""
+    """Compares frame by frame; frames come in their order.
+
+    Attributes:
+        disagreement: the last one that was noted.
+    """
 
     def __init__(self) -> None:
+        self.disagreement: Disagreement | None = None
+        self._note_from_ns: int | None = None
         self._frames: deque[_Compared | None] = deque(maxlen=_MOST_FRAMES)
         self._before: dict[tuple[str, int], tuple[int, float, float]] = {}
 
@@ -139,6 +162,22 @@ class LaneAgreement:
                 served_us,
             )
         )
+        self._note_disagreement(mono_ns)
+
+    def _note_disagreement(self, mono_ns: int) -> None:
+        newest = [e for e in islice(reversed(self._frames), _APART_FRAMES) if e is not None]
+        lines = sum(each.lines + each.extra for each in newest)
+        apart = sum(each.missed + each.extra for each in newest)
+        number = 1 if self.disagreement is None else self.disagreement.number + 1
+        if (
+            len(newest) == _APART_FRAMES
+            and apart > _APART * lines
+            and number <= _MOST_NOTED
+            and (self._note_from_ns is None or mono_ns >= self._note_from_ns)
+        ):
+            text = f"{apart} of {lines} lines in {_APART_FRAMES} frames are of one model alone"
+            self.disagreement = Disagreement(number, text)
+            self._note_from_ns = mono_ns + _NOTED_EVERY_NS
 
     def verdict(self) -> LaneVerdict:
         """Return what all frames together say."""

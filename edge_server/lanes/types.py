@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -91,6 +91,21 @@ class Lane:
     predicted: bool = False
     solid_evidence: float = 0.0
     yellow_evidence: float = 0.0
+
+
+class Mark(NamedTuple):
+    """What is drawn in a picture for something that a network has found.
+
+    Attributes:
+        points: (N, 2) float, px of the picture; a line through them, and the text beside the first.
+        rgb: colour of the class, 0..255.
+        filled: the area within the points is tinted.
+    """
+
+    points: NDArray[np.floating[Any]]
+    text: str
+    rgb: tuple[int, int, int]
+    filled: bool = False
 
 
 @dataclass(frozen=True)

@@ -367,7 +367,7 @@ def _reuse(
     model_spec: ModelSpec, version: int, serving: LoadedVersions | None
 ) -> tuple[Reuse, LoadedModel | None]:
     """Return the reusable part of the version and its serving model, or NOTHING and None."""
-    if serving is None:
+    if serving is None or serving.idle:
         return Reuse.NOTHING, None
     like = next((model for model in serving.models if model.version == version), None)
     what = Reuse.NOTHING if like is None else _reusable(model_spec, serving.model_spec, version)

@@ -162,7 +162,13 @@ class RepositoryControl:
             raise _not_polled(name) from error
         if failures:
             raise _load_error(name, failures)
+        if why := self._loader.idle.wake(name):
+            raise Unavailable(why)
         self._loader.table.note_start(failed=False)
+
+    def unload_idle(self, now: float) -> None:
+        """See `IdleModels.look`."""
+        self._loader.idle.look(now)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         self._require_explicit()
@@ -371,6 +377,10 @@ class PollControl:
     def unload(self, name: str, **_: object) -> None:
         del name
         raise Unavailable(NOT_ALLOWED)
+
+    def unload_idle(self, now: float) -> None:
+        """See `IdleModels.look`."""
+        self._loader.idle.look(now)
 
     def index(self, *, only_ready: bool) -> list[ModelEntry]:
         """See `ModelControl.index`."""

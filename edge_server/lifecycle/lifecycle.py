@@ -104,6 +104,7 @@ class ModelLifecycle:
         interface: InterfaceRule = USUAL_INTERFACE_RULE,
     ) -> None:
         self.table = table
+        self.has_canaries = terms is not None
         self.build = build or Build()
         self._terms = terms
         self.outcomes = outcomes
@@ -245,6 +246,20 @@ class ModelLifecycle:
             if is_loading:
                 record.coming = stand_in
             return is_loading
+
+    def wake(self, idle: LoadedVersions, built: LoadedVersions) -> None:
+        """Serve `built`, the same versions, where `idle` serves; close them if it does not."""
+        name = idle.model_spec.name
+        with self.table.lock:
+            record = self.table.get(name)
+            is_wanted = record.serving is idle
+            if is_wanted:
+                record.serving = built if built.idle else self._recorded(built)
+                self.table.publish([name])
+        if not is_wanted:
+            built.close()
+        elif not built.idle:
+            log.info("model %s: READY again, %.0f ms", name, 1e3 * built.took_s)
 
     def serves(self, model_spec: ModelSpec) -> bool:
         with self.table.lock:
@@ -388,6 +403,8 @@ class ModelLifecycle:
         if terms is None:
             return built
         serving = record.serving if beside is None else beside.built
+        if serving is not None and serving.idle:
+            serving = None
         members = () if beside is None else beside.members
         if beside is None and serving is not None:
             members = self.table.members(serving)

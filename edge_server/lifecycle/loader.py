@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import Cancelled, ModelConfigError, NotFound, Unavailable
 from edge_server.inference.registry import ModelState
+from edge_server.lifecycle.idle import IdleModels
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec, StagedFiles
 from edge_server.lifecycle.take_over import TakeOver
 from edge_server.model_config.config import USUAL_COMPLETION
@@ -164,6 +165,7 @@ class RepositoryLoader:
             once the model is unloaded or replaced, or the loader ends.
         signatures: checks the signature of every model before its configuration is read; None
             accepts all models.
+        kept: see `IdleModels`.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class RepositoryLoader:
         load_threads: int = 4,
         load_retries: int = 0,
         signatures: SignaturePolicy | None = None,
+        kept: Collection[str] = (),
     ) -> None:
         self.lifecycle = lifecycle
         self.table = lifecycle.table
@@ -185,6 +188,8 @@ class RepositoryLoader:
         self._signatures = signatures
         self._model_locks = ModelLocks()
         self.take_over = TakeOver(lifecycle, self._model_locks.hold)
+        anew = partial(self._make_model, stop=None, builds=True)
+        self.idle = IdleModels(lifecycle, self._model_locks.hold, anew, kept)
 
     def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
         """Load every model of the repositories; see `load_named`."""
@@ -350,6 +355,8 @@ class RepositoryLoader:
             return read
         if read.is_ensemble:
             return LoadedVersions(read)
+        if self.lifecycle.has_canaries and (why := self.idle.wake_held(read.name)):
+            log.warning("model %s: its next version has no canary: %s", read.name, why)
         with while_wanted(partial(self._why_unwanted, read, stop, time.monotonic())):
             # What serves on the accelerator serves on while the next version is built for it.
             serving = self.table.serves(read.name)

@@ -247,13 +247,17 @@ class LoadedVersions:
 
     The versions of an ensemble are made only after the ensemble fits its members.
 
-    Attributes: kept: the versions reused from the predecessor, apart from a change of instances.
+    Attributes:
+        kept: the versions reused from the predecessor, apart from a change of instances.
+        idle: the reason for the index if the versions are idle (`idle.IdleModels`): they have their
+            configurations and no model in memory.
     """
 
     model_spec: ModelSpec
     models: tuple[LoadedModel, ...] = ()
     took_s: float = 0.0
     kept: frozenset[int] = frozenset()
+    idle: str = ""
 
     def as_part(self) -> Part:
         """Return the model as ensembles see it before it is published."""

@@ -139,6 +139,12 @@ class ModelRecord:
         reason = "; ".join(filter(None, (reason, degraded)))
         spec = self.serving.model_spec
         configuration = None
+        if idle := self.serving.idle:
+            idle = "; ".join(filter(None, (idle, reason)))[:LONGEST_REASON]
+            return [
+                ModelEntry(self.name, model.version, ModelState.UNAVAILABLE, idle, model)
+                for model in self.serving.models
+            ]
         if not spec.is_ensemble:
             file, devices = spec.files.config_name, devices_of(spec.config)
             configuration = ServedConfiguration(file, devices, spec.why, self.shortfall)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.model_config.fields import FIRST_RESPONSE, datatype_of
+from edge_server.model_config.fields import FIRST_RESPONSE, IDLE_UNLOAD_S, datatype_of
 from edge_server.model_config.files import is_file_name
 from edge_server.model_config.scheduling import (
     DynamicBatching,
@@ -413,6 +413,11 @@ class ModelConfig:
     def ragged_inputs(self) -> frozenset[str]:
         """The inputs whose shapes may differ within a batch."""
         return frozenset() if self.ragged is None else self.ragged.inputs
+
+    @property
+    def idle_unload_s(self) -> float:
+        """After how many seconds without a request the model is unloaded; 0 is never."""
+        return float(self.parameters.get(IDLE_UNLOAD_S, 0.0))
 
     @property
     def kind(self) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # A key of `parameters` in config.pbtxt: "true" declares that the callers know of the change.
 ALLOW_INTERFACE_CHANGE = "allow_interface_change"
+# Likewise: after so many seconds without a request the model is unloaded until the next one.
+IDLE_UNLOAD_S = "idle_unload_s"
 # Keys that a camera's contract reads, of whatever model the camera names: docs/networks.md.
 CONTRACT_PARAMETERS = frozenset(
     {"task", "decoder", "boxes", "score_threshold", "nms_threshold", "top_k", "scores"}
@@ -191,7 +193,8 @@ _MOST_ENTRIES_OF = {
 _ENSEMBLE_HANDS_ON = "an ensemble hands tensors from model to model as they are"
 # Acted on for other models, without effect for an ensemble.
 _WITHOUT_EFFECT_FOR_ENSEMBLES = {
-    "parameters": "an ensemble has no backend that reads them",
+    "parameters": "an ensemble has no backend that reads them, and nothing to unload; its members "
+    "have",
     "input.reshape": _ENSEMBLE_HANDS_ON,
     "output.reshape": _ENSEMBLE_HANDS_ON,
     "input.format": _ENSEMBLE_HANDS_ON,

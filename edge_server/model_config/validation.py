@@ -17,7 +17,12 @@ from edge_server.model_config.config import (
     ragged_faults,
 )
 from edge_server.model_config.ensemble_graph import ensemble_faults
-from edge_server.model_config.fields import PROCESS_BACKENDS, field_faults, list_faults
+from edge_server.model_config.fields import (
+    IDLE_UNLOAD_S,
+    PROCESS_BACKENDS,
+    field_faults,
+    list_faults,
+)
 from edge_server.model_config.files import is_file_name, read_labels
 from edge_server.model_config.rules import (
     batch_io_faults,
@@ -70,6 +75,7 @@ def validate(
         *_cache_faults(message),
         *size_faults(message),
         *_metric_faults(message),
+        *_idle_faults(message),
     ]
     if message.platform == "ensemble":
         faults += ensemble_faults(message)
@@ -162,6 +168,20 @@ def _metric_faults(message: Any) -> Iterator[str]:
             yield (
                 f"buckets of {control.metric_identifier.family} must be finite and ascending for "
                 f"{message.name}"
+            )
+
+
+def _idle_faults(message: Any) -> Iterator[str]:
+    if IDLE_UNLOAD_S in message.parameters:
+        text = message.parameters[IDLE_UNLOAD_S].string_value
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            yield (
+                f"parameter '{IDLE_UNLOAD_S}' is '{text}' for {message.name}; give a number of "
+                "seconds, 0 for never"
             )
 
 

@@ -246,6 +246,12 @@ class Link:
         else:
             self._wake.close()
 
+    def abandon(self) -> None:
+        """End the link as soon as its thread, which hangs or is dead, can; wait for nothing."""
+        self._drains = False
+        self._leave_by = -math.inf
+        self.ring()
+
     # The methods below run on the worker.
 
     def _tick(self, now: float) -> bool:

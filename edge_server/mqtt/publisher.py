@@ -147,7 +147,7 @@ class Publisher:
         return self._outbox.dropped + self._feed.lost
 
     def workers(self) -> list[Worker]:
-        """Return the threads whose hang, or end by an error, must end the daemon."""
+        """Return the thread that publishes, if there is a broker."""
         return [] if (link := self._link) is None else [link.worker]
 
     def start(self) -> None:
@@ -163,6 +163,21 @@ class Publisher:
         self._outbox.put_state(self._topics.status, payloads.status(self._identity, "offline"))
         if link is not None:
             link.leave()
+
+    def reopen(self) -> None:
+        """Publish with a new thread and connection, every state first. The present thread, which
+        hangs or has died, ends as soon as it can.
+
+        Raises: RuntimeError: the system has no thread left.
+        """
+        with self._lock:
+            before = self._link
+            if self._stopped or before is None:
+                return
+            link = Link(before.mqtt, self._feed)
+            link.worker.start()
+            self._link = link
+            before.abandon()
 
     def change(self, mqtt: Mqtt | None) -> str:
         """Leave the broker so far with `offline`, and publish to that of `mqtt`, every state first.

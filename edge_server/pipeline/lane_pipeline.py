@@ -98,7 +98,8 @@ class LanePipeline:
         board: what is wrong with the device itself; None is nothing.
         road: follows the road with the camera's calibration; None where it has none.
         model: empty for a camera without lanes, whose listeners get frames that have none.
-        networks: see the same frames, after the lanes of each were given.
+        networks: see the same frames, after the lanes of each were given; a recording in lock-step
+            waits for them.
 
     Attributes:
         failure: why frames have no lanes now; empty while they have.
@@ -138,7 +139,7 @@ class LanePipeline:
         self._share = self._shares.share(priority)
         self._max_age_ms = max_age_ms
         self._listeners: tuple[Listener, ...] = (*listeners, *networks)
-        self._holds = tuple(holds)
+        self._holds = (*holds, *(network.holds for network in networks))
         self._frame_deadline_s = frame_deadline_s
         self._board = board
         self._road = road

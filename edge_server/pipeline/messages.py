@@ -186,7 +186,7 @@ def network_frame_fields(
     }
     match frame.result:
         case Detections():
-            fields["detections"] = objects_of(frame.result)
+            fields["detections"] = _objects(frame.result)
         case Segmentation():
             fields["segmentation"] = _mask(frame.result)
         case Classification(classes, labels):
@@ -212,7 +212,7 @@ def _box(x_min: float, y_min: float, x_max: float, y_max: float) -> dict[str, fl
     return {"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max}
 
 
-def objects_of(found: Detections) -> list[dict[str, Any]]:
+def _objects(found: Detections) -> list[dict[str, Any]]:
     """Return the fields of a `Detection` message for each object."""
     ids = [0] * len(found.boxes) if found.ids is None else found.ids.tolist()
     objects = [

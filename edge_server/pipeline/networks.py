@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from edge_server.inference.data_plane import DataPlane
     from edge_server.inference.registry import Snapshot
     from edge_server.inference.statistics import ModelStatistics
-    from edge_server.lanes.agreement import LaneVerdict
+    from edge_server.lanes.agreement import Disagreement, LaneVerdict
     from edge_server.lanes.camera_model import CameraModel
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.fair_shares import FairShares
@@ -228,13 +228,15 @@ class NetworkPipeline:
     The networks of all cameras take turns, one at a time: the one is next that has had the least
     time, divided by its priority; see `FairShares`. Lanes wait for none of them.
 
-    A shadow of the lanes publishes nothing, and no statistics count its requests. Its lanes are
-    compared with those served: as in the canary's `Mirror`, in a tenth of one thread's
-    time. The comparison begins anew where either model has changed.
+    A shadow of the lanes publishes nothing, and no statistics count its requests; the recorder gets
+    what it finds. Its lanes are compared with those served: as in the canary's `Mirror`, in a tenth
+    of one thread's time, and in every frame of a recording in lock-step. The comparison begins anew
+    where either model has changed.
 
     Args:
         shares: of all networks.
         served: the camera's own model.
+        recorder: gets what is not published too.
 
     Attributes:
         verdict: of a shadow, renewed after some frames; None before, and of other networks.
@@ -256,6 +258,7 @@ class NetworkPipeline:
         shares: FairShares,
         served: str = "",
         calibration: Calibration | None = None,
+        recorder: NetworkListener | None = None,
     ) -> None:
         self.camera, self.name, self.section = camera, name, section
         self.served = served
@@ -270,13 +273,20 @@ class NetworkPipeline:
         self.frames = 0
         self.missed: Counter[str] = Counter()
         self.age_ms = 0.0
-        self._listeners = tuple(listeners)
+        publishes = section.publish and section.shadow_of is None
+        recorders = () if recorder is None else (recorder,)
+        self._listeners = (*(listeners if publishes else ()), *recorders)
         self._shares = shares
         self._share = shares.share(section.priority)
         self._share.cost = 0.0
         self._changed = threading.Condition()
         self._waiting: tuple[LaneFrame, Frame | None] | None = None
         self._due_s = 0.0
+
+    @property
+    def disagreement(self) -> Disagreement | None:
+        """Of a shadow: the last one that is worth a look; None before."""
+        return self._agreement.disagreement
 
     @property
     def source(self) -> str:
@@ -289,7 +299,9 @@ class NetworkPipeline:
         if frame is None and lane_frame.failure_reason in ("model_failed", "too_old"):
             return
         now_s = time.monotonic()
-        if self.section.shadow_of is not None and (lane_frame.failure or now_s < self._due_s):
+        # A recording in lock-step waits, so a shadow of its lanes sees every frame.
+        rests = now_s < self._due_s and not (frame is not None and frame.clock == "recording")
+        if self.section.shadow_of is not None and (lane_frame.failure or rests):
             return
         if frame is not None and self.section.max_hz:
             # Frames come with jitter; so early is in time.
@@ -301,6 +313,10 @@ class NetworkPipeline:
             self.missed["dropped"] += self._waiting is not None
             self._waiting = lane_frame, frame
             self._changed.notify()
+
+    def holds(self, _: str) -> bool:
+        """Whether it has not finished with the newest frame that it took."""
+        return self._waiting is not None or self._share.has_turn
 
     def tick(self, now: float) -> None:
         """Run the network on one frame, or wait briefly for one."""
@@ -391,7 +407,7 @@ class NetworkPipeline:
     def _give(
         self, lane_frame: LaneFrame, answer: NetworkAnswer | None, failure: str, reason: str
     ) -> None:
-        if self.section.shadow_of is not None or not self.section.publish:
+        if not self._listeners:
             return
         made = network_frame(lane_frame, self.name, answer, self.section.deadline_ms)
         made = replace(

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.lanes.types import Lane, LaneFrame
+from edge_server.lanes.types import Lane, LaneFrame, Mark
+from edge_server.process.utf8 import as_utf8
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from edge_server.lanes.camera_model import CameraModel
@@ -137,6 +139,60 @@ class NetworkFrame(LaneFrame):
     network: str = ""
     task: Task = "tensors"
     result: Result | None = None
+
+
+# Of classes, in their order; far apart for those who see no red or no green (Okabe and Ito).
+_CLASS_RGB = (
+    (230, 159, 0),
+    (86, 180, 233),
+    (0, 158, 115),
+    (240, 228, 66),
+    (0, 114, 178),
+    (213, 94, 0),
+    (204, 121, 167),
+)
+
+
+def marks_of(frame: NetworkFrame) -> list[Mark]:
+    """Return what a picture of the frame shows of its result: boxes, outlines of masks, lines of
+    lanes, and the best classes as a text in the lower left corner."""
+    match frame.result:
+        case Detections() as found:
+            ids = [0] * len(found.boxes) if found.ids is None else found.ids.tolist()
+            rows = zip(
+                found.boxes[:, [[0, 1], [2, 1], [2, 3], [0, 3], [0, 1]]],
+                found.classes.tolist(),
+                found.scores.tolist(),
+                ids,
+                strict=True,
+            )
+            return [
+                _mark(box, each, found.labels, f" {score:.2f}" + (f" #{number}" if number else ""))
+                for box, each, score, number in rows
+            ]
+        case Segmentation() as mask:
+            return [
+                _mark(np.concatenate([points, points[:1]]), each, mask.labels, filled=True)
+                for each, points in mask.polygons
+            ]
+        case Classification(classes, labels):
+            best = ", ".join(f"{_label(each, labels)} {score:.2f}" for each, score in classes)
+            return [Mark(np.array([[0, frame.height]]), best, _CLASS_RGB[0])]
+        case tuple() as lanes:
+            finite = [lane for lane in lanes if np.isfinite(lane.points).all()]
+            return [Mark(lane.points, "", _CLASS_RGB[0]) for lane in finite]
+    return []
+
+
+def _mark(
+    points: NDArray[Any], class_id: int, labels: Sequence[str], text: str = "", **how: bool
+) -> Mark:
+    rgb = _CLASS_RGB[class_id % len(_CLASS_RGB)]
+    return Mark(points, _label(class_id, labels) + text, rgb, **how)
+
+
+def _label(class_id: int, labels: Sequence[str]) -> str:
+    return as_utf8(labels[class_id]) if class_id < len(labels) else f"class {class_id}"
 
 
 Arrays = Sequence["NDArray[Any]"]

@@ -61,13 +61,15 @@ class AwakeTime:
         return max(0.0, self._last - max(moment, self._first) - slept_s)
 
 
-def processor_wait_s(thread_id: int) -> float:
-    """Return for how long that thread of this process could have run and had no processor, in s
-    since its start; 0 where the kernel does not count it."""
-    with suppress(OSError, ValueError):
-        _, waited_ns, _ = Path(f"/proc/self/task/{thread_id}/schedstat").read_text().split()
-        return int(waited_ns) / 1e9
-    return 0.0
+def processor_waits_s() -> dict[int, float]:
+    """Return for how long each thread of this process, by its id, could have run and had no
+    processor, in s since its start; nothing where the kernel does not count it."""
+    waits_s = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError, ValueError):
+            _, waited_ns, _ = (task / "schedstat").read_text().split()
+            waits_s[int(task.name)] = int(waited_ns) / 1e9
+    return waits_s
 
 
 class Backoff:
@@ -136,8 +138,8 @@ class Worker:
         # Time of the last progress, and the limit for the next. One tuple, as the supervisor reads
         # it on another thread.
         self._heartbeat = (time.monotonic(), deadline_s)
-        # A heartbeat that seems late, and how long the thread had waited for a processor by then.
-        self._late = (-inf, 0.0)
+        # A heartbeat that seems late, and how long each thread had waited for a processor by then.
+        self._late: tuple[float, dict[int, float]] = (-inf, {})
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -190,21 +192,28 @@ class Worker:
         at, limit_s = self._heartbeat
         return self.alive and now - at > limit_s
 
-    def hangs(self, awake: AwakeTime, wait_s: Callable[[int], float] = processor_wait_s) -> bool:
+    def hangs(
+        self, awake: AwakeTime, waits_s: Callable[[], dict[int, float]] = processor_waits_s
+    ) -> bool:
         """Return whether the thread has passed its deadline; for the monitor, which has just looked
         with `awake`.
 
-        From half of the deadline on, the time does not count in which the thread had no processor:
-        on an overloaded machine it is starved, and does not hang.
+        From half of the deadline on, the time does not count in which a thread of the process had
+        no processor: on an overloaded machine this thread is starved, or waits for one that is, and
+        does not hang.
         """
         at, limit_s = self._heartbeat
-        age_s, thread_id = awake.since(at), self._thread.native_id
-        if not self.alive or thread_id is None or age_s <= limit_s / 2:
+        age_s = awake.since(at)
+        if not self.alive or age_s <= limit_s / 2:
             return False
-        waited_s = wait_s(thread_id)
+        now_s = waits_s()
         if self._late[0] != at:
-            self._late = (at, waited_s)
-        return age_s - (waited_s - self._late[1]) > limit_s
+            self._late = (at, now_s)
+        before_s = self._late[1]
+        starved_s = max(
+            (now_s[each] - before_s[each] for each in now_s.keys() & before_s), default=0.0
+        )
+        return age_s - starved_s > limit_s
 
     def beat(self, limit_s: float | None = None) -> None:
         """Count as progress, on this worker's thread; what follows may take `limit_s`."""

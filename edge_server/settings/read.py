@@ -255,6 +255,9 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
         got = message.removeprefix("Invalid enum value ")
         words = next(get_args(t) for t in types_in(type_of(path)) if get_origin(t) is Literal)
         message = f"expected one of {', '.join(words)}; got {got}"
+        if ".restricted[" in path:  # Triton's text
+            what = "api" if path.startswith("http") else "protocol"
+            message = f"unknown restricted {what} {got}; known: {', '.join(words)}"
     if "[...]" in path and path.startswith("cameras"):
         camera = _first_faulty(cameras, CameraSection)
         path = path.replace("[...]", f".{camera}", 1)

@@ -205,7 +205,7 @@ class NetworkSection(Section, frozen=True):
             divided by its priority.
         region: what the network sees of the picture: `x,y,width,height` in px, or `road`, which is
             below the horizon of the camera's calibration; empty is all.
-        publish: results go to MQTT and streams; otherwise they are counted alone.
+        publish: results go to MQTT and streams; otherwise they are counted, and recorded, alone.
         track: boxes of one object keep their number from frame to frame.
         shadow_of: `lanes` compares the network's lanes with those that are served, in a tenth of a
             thread's time; they are not published.

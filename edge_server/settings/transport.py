@@ -240,15 +240,15 @@ class Http(Section, frozen=True):
                 "(--http-insecure) if that is meant"
             )
         check_header_pattern(self.forward_headers)
-        _check_restricted(self.restricted)
+        _check_restricted(self.restricted, "api")
 
 
-def _check_restricted(restricted: tuple[Restriction, ...]) -> None:
+def _check_restricted(restricted: tuple[Restriction, ...], what: str = "protocol") -> None:
     protocols = [name for each in restricted for name in each.protocols]
     for name in protocols:
         if protocols.count(name) > 1:
             raise ValueError(
-                f"restricted protocol '{name}' can not be specified in multiple config groups"
+                f"restricted {what} '{name}' can not be specified in multiple config groups"
             )
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import signal
 import threading
+import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +18,16 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.endless_onnx import write_endless_onnx
+from support.free_ports import free_ports
 from support.mosquitto import Subscriber
+from support.waiting import wait_until
 
 from edge_server.api.grpc import client
 from edge_server.daemon import daemon as daemon_module
 from edge_server.daemon.daemon import Daemon
 from edge_server.errors import EdgeServerError, StageStuck
+from edge_server.mqtt.link import Link
+from edge_server.pipeline.event_log import EventLog
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.settings import read_settings
 from edge_server.tensors import Tensor
@@ -300,3 +308,110 @@ def test_a_run_of_onnxruntime_that_hangs_is_ended_and_the_daemon_goes_on(
         "model 'endless': the run hung and was ended; send other inputs, or correct the model"
     )
     assert isinstance(answers[1], InferResponse)
+
+
+class HangingParts:
+    """A daemon in this process, of which one part hangs for as long as the test runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, part: str, cameras: str) -> None:
+        self.let_go, self.stop = threading.Event(), threading.Event()
+        self._give_up = threading.Timer(2 * PATIENCE_S, self.stop.set)
+        hung: list[object] = []
+        tick = {"events": EventLog, "mqtt": Link}[part]._tick
+
+        def hang(of: object, now: float) -> bool | None:
+            if not hung or of in hung:
+                hung.append(of)
+                self.let_go.wait(2 * PATIENCE_S)
+                return False
+            return tick(of, now)  # type: ignore[arg-type]
+
+        monkeypatch.setattr({"events": EventLog, "mqtt": Link}[part], "_tick", hang)
+        overrides = {
+            "repository": {"paths": [str(MODELS)]},
+            "grpc": {"port": 0},
+            "metrics": {"enabled": False},
+            "http": {"enabled": False},
+            "mqtt": {"host": "127.0.0.1", "port": free_ports(1)[0]},
+            "cameras": {"road": {"uri": cameras}} if cameras else {},
+        }
+        self.daemon = Daemon(read_settings(None, overrides), [self._see])
+        self.frames = 0
+        lanes = self.daemon._lanes
+        self.workers = [lanes.events.worker, *lanes.publisher.workers()]
+        for worker in self.workers:
+            worker.deadline_s = 0.5
+
+    def _see(self, *_: object) -> None:
+        self.frames += 1
+
+    def run(self) -> None:
+        try:
+            self.daemon.start(threading.Event())
+            self._give_up.start()
+            self.daemon.run(self.stop)
+        finally:
+            self._give_up.cancel()
+            # The restart is systemd's; here nobody waits for what hangs.
+            self.let_go.set()
+            self.daemon.stop()
+
+
+@pytest.mark.parametrize("part", ["events", "mqtt"])
+def test_a_part_that_hangs_does_not_end_a_daemon_whose_lanes_progress(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = HangingParts(monkeypatch, part, "synthetic://road?seed=7&fps=10")
+    seen = {
+        "events": "worker events: no progress for more than 0.5 s; the daemon goes on, as lanes do",
+        "mqtt": "mqtt: open again",
+    }[part]
+
+    def watch() -> None:
+        wait_until(lambda: seen in caplog.text, PATIENCE_S)
+        frames = world.frames
+        wait_until(lambda: world.frames > frames + 10, PATIENCE_S)
+        world.stop.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        watched = pool.submit(watch)
+        world.run()
+        watched.result(PATIENCE_S)
+    if part == "mqtt":
+        assert world.daemon._lanes.publisher.workers() != world.workers[1:]
+
+
+def test_a_part_that_hangs_ends_a_daemon_without_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = HangingParts(monkeypatch, "events", "")
+    with pytest.raises(StageStuck, match="worker events: no progress"):
+        world.run()
+
+
+@pytest.mark.long
+def test_a_daemon_that_got_no_processor_goes_on(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """Stopped for longer than the deadline of any of its threads."""
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[repository]\npaths = ["{MODELS}"]\n'
+        '[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\n'
+    )
+    process = start("--config", str(config))
+    process.drain()
+
+    def frames() -> float:
+        url = f"http://127.0.0.1:{process.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
+            lines = page.read().decode().splitlines()
+        found = [line for line in lines if line.startswith("edge_camera_last_lanes_age_seconds{")]
+        return float(found[0].split()[-1]) if found else math.inf
+
+    wait_until(lambda: frames() < 1.0, PATIENCE_S)
+    process.popen.send_signal(signal.SIGSTOP)
+    until = time.monotonic() + 12.0
+    wait_until(lambda: time.monotonic() > until, PATIENCE_S)
+    process.popen.send_signal(signal.SIGCONT)
+    wait_until(lambda: frames() < 1.0, PATIENCE_S)
+    assert process.popen.poll() is None
+    assert "no progress" not in process.log.read_text()

@@ -164,6 +164,18 @@ ANSWERS: list[tuple[str, str, Any, int, str]] = [
         *("POST", "/v2/models/add/infer", tensor([1.0], [2, -5]), 500),
         "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
     ),
+    (
+        *("POST", "/v2/models/add/infer", tensor([1.0], [2**4, 2**60 + 2]), 400),
+        "causes total element count to exceed maximum size of 9223372036854775807",
+    ),
+    (
+        *("POST", "/v2/models/add/infer", tensor([1.0], [2**2, 2**60 + 2]), 400),
+        "byte size overflow for input 'A'",
+    ),
+    (
+        *("POST", "/v2/models/add/infer", {**tensor(), "outputs": 2 * [{"name": "SUM"}]}, 400),
+        "Duplicate output name 'SUM' is not allowed in a request",
+    ),
     ("POST", "/v2/models/add/infer", tensor(kind="FP16"), 400, "receiving FP16 data via JSON is"),
     ("POST", "/v2/models/add/infer", tensor(kind="FP99"), 400, "invalid datatype for input A"),
     ("POST", "/v2/models/add/infer", tensor([1, 2], kind="INT32"), 400, "inference input 'A' da"),

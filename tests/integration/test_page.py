@@ -13,7 +13,9 @@ from urllib.error import HTTPError
 import cv2
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from support.daemon_process import Process
+from support.free_ports import free_ports
 from support.waiting import wait_until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
@@ -24,12 +26,16 @@ from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.identity import Identity
 from edge_server.cameras.camera import Camera
+from edge_server.cameras.frame import Frame
+from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.cli.demo import _calibration_file
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
+from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
+from edge_server.pixels import Image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,8 +97,8 @@ def see(browser: Browser) -> Iterator[Callable[..., Seen]]:
         yield make
 
 
-def flags_of(folder: Path, **cameras: str) -> list[str]:
-    lines = ["[lane_departure]", "min_speed_mps = 0"]
+def flags_of(folder: Path, *more: str, **cameras: str) -> list[str]:
+    lines = ["[lane_departure]", "min_speed_mps = 0", *more]
     for name, uri in cameras.items():
         lines += [f"[cameras.{name}]", f'uri = "{uri}"', "max_age_ms = 1000"]
         if uri == FRONT:
@@ -109,7 +115,14 @@ def flags_of(folder: Path, **cameras: str) -> list[str]:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     folder = tmp_path_factory.mktemp("page")
     ended = "synthetic://road?seed=8&fps=5&width=320&height=180&frames=5"
-    process = Process(folder, *flags_of(folder, front=FRONT, rear=ended))
+    # Nothing listens there.
+    (port,) = free_ports(1)
+    settings = [
+        *("[mqtt]", 'host = "127.0.0.1"', f"port = {port}"),
+        *("[recorder]", 'mode = "events"', "before_s = 1", "after_s = 1"),
+        f'directory = "{folder / "recordings"}"',
+    ]
+    process = Process(folder, *flags_of(folder, *settings, front=FRONT, rear=ended))
     try:
         process.wait_for("READY=1")
         process.drain()
@@ -129,6 +142,10 @@ def wait_for(page: Page, expression: str) -> None:
 
 
 LIVE = "document.querySelector('#stage').dataset.state === 'live'"
+OLD = (
+    "['figures', 'road-card', 'timing-card']"
+    ".every((id) => document.getElementById(id).classList.contains('old'))"
+)
 ON_THE_ROAD = "/^[2-9] lane/.test(document.querySelector('#road').getAttribute('aria-label'))"
 
 
@@ -166,17 +183,60 @@ def test_the_keyboard_chooses_cameras_and_an_ended_one_says_so(
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "pause"
     page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "full"
+    page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.innerText").startswith("front")
     page.keyboard.press("2")
-    wait_for(page, "document.querySelector('#stage').dataset.state === 'stale'")
+    wait_for(page, "document.querySelector('#stage').dataset.state === 'ended'")
     assert page.inner_text("#stage-why") == "Ended: it ended after 5 frames"
+    assert page.get_attribute("#stage-state", "data-tone") == "", "an end is no fault"
+    assert "rear" not in page.inner_text("#alarms")
     page.keyboard.press("ArrowLeft")
     wait_for(page, LIVE)
     page.keyboard.press("p")
     wait_for(page, "document.querySelector('#stage').dataset.state === 'paused'")
     assert page.get_attribute("#pause", "aria-pressed") == "true"
+    assert page.inner_text("#link") == page.inner_text("#strip .chip >> nth=0") == "paused"
+    assert page.evaluate(OLD)
     page.keyboard.press("p")
     wait_for(page, LIVE)
+    wait_for(page, f"!({OLD})")
+
+
+def test_what_needs_a_person_is_on_top(daemon: Process, see: Callable[..., Seen]) -> None:
+    page = see().open(daemon.http_port)
+    wait_for(page, "document.querySelector('#alarms').innerText.includes('MQTT broker')")
+    assert page.get_attribute("#link", "data-tone") == "bad"
+    assert page.inner_text("#link") == "1 fault"
+    above = page.locator("#alarms").bounding_box()
+    stage = page.locator("#stage").bounding_box()
+    assert above is not None
+    assert stage is not None
+    assert above["y"] + above["height"] <= stage["y"]
+    # A role takes the meaning of a list from its items.
+    assert page.locator("ol[role], ul[role]").count() == 0
+
+
+def test_recordings_are_made_listed_and_downloaded(
+    daemon: Process, see: Callable[..., Seen]
+) -> None:
+    page = see().open(daemon.http_port)
+    wait_for(page, LIVE)
+    page.click("#record")
+    wait_for(page, "document.querySelector('#record-fault').textContent.includes('being written')")
+    name = page.inner_text("#record-fault").partition(" ")[0]
+    assert name.endswith("-request-page.mcap")
+    wait_for(page, f"!!document.querySelector('#recordings [download=\"{name}\"]')")
+    with page.expect_download() as download:
+        page.click(f"#recordings [download='{name}']")
+    data = download.value.path().read_bytes()
+    assert data[:8] == data[-8:] == b"\x89MCAP0\r\n", "it is whole"
+    # The camera that ended was an event.
+    wait_for(page, "!!document.querySelector('#events a[download*=\"-event-\"]')")
+    for wrong in ("events.jsonl", "..%2Fedge.toml", f"{name}.part"):
+        url = f"http://127.0.0.1:{daemon.http_port}/page/recordings/{wrong}"
+        with pytest.raises(HTTPError, match="404"):
+            urllib.request.urlopen(url, timeout=10)
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
@@ -220,20 +280,52 @@ CONTRASTS = """() => {
 def test_it_comes_back_after_a_restart_without_a_reload(
     tmp_path: Path, start: Callable[..., Process], see: Callable[..., Seen]
 ) -> None:
-    flags = flags_of(tmp_path, front=FRONT)
+    rear = "synthetic://road?seed=8&fps=5&width=320&height=180"
+    flags = flags_of(tmp_path, front=FRONT, rear=rear)
     first = start(*flags)
     page = see().open(first.http_port)
     wait_for(page, LIVE)
+    wait_for(page, f"!({OLD})")
     page.evaluate("window.sameDocument = true")
-    first.terminate()
+    first.popen.kill()
     wait_for(page, "document.querySelector('#stage-why').innerText.includes('Reconnecting')")
     assert page.evaluate("document.querySelector('#stage').dataset.state") == "stale"
     assert page.inner_text("#link") == "reconnecting"
+    chips = page.locator("#strip .chip")
+    assert [each.inner_text() for each in chips.all()] == ["no connection"] * 2
+    assert page.evaluate(OLD)
+    wait_for(page, "/s old/.test(document.querySelector('#road-age').textContent)")
+    first.popen.wait()
     second = start(*flags, f"--http-port={first.http_port}")
     second.drain()
     wait_for(page, LIVE)
     assert page.inner_text("#link") == "live"
     assert page.evaluate("window.sameDocument")
+
+
+def test_lanes_of_a_model_that_was_unloaded_grow_old_and_the_model_stays_in_its_list(
+    tmp_path: Path, start: Callable[..., Process], see: Callable[..., Seen]
+) -> None:
+    flags = [*flags_of(tmp_path, front=FRONT), "--model-control-mode=explicit", "--load-model=*"]
+    process = start(*flags)
+    process.drain()
+    page = see().open(process.http_port)
+    wait_for(page, ON_THE_ROAD)
+    wait_for(page, f"!({OLD})")
+    client = triton.InferenceServerClient(f"127.0.0.1:{process.port}")
+    client.unload_model("lane_detection")
+    wait_for(page, OLD)
+    assert page.inner_text("#summary") == "Lanes from 0 of 1 camera"
+    assert page.inner_text("#link") == "1 fault"
+    assert page.inner_text("#stage-state") == "no lanes"
+    assert "Camera front" in page.inner_text("#alarms")
+    row = page.locator("#models li", has_text="lane_detection")
+    assert row.locator(".chip").inner_text() == "unavailable"
+    assert row.locator(".reason").inner_text() == "unloaded"
+    client.load_model("lane_detection")
+    client.close()
+    wait_for(page, f"!({OLD})")
+    wait_for(page, "document.querySelector('#link').textContent === 'live'")
 
 
 def test_cameras_that_a_reload_removes_leave_the_page_and_hostile_texts_stay_texts(
@@ -356,6 +448,8 @@ def test_a_departure_that_an_earlier_run_left_open_warns_nobody(
     page = see().open(port)
     try:
         wait_for(page, "document.querySelector('#events').textContent.includes('Lane departure')")
+        title = page.inner_text("#events b")
+        assert title == "Lane departure to the left · camera front"
         assert page.locator("#warning").is_hidden()
         put(events)
         wait_for(page, "!document.querySelector('#warning').hidden")
@@ -397,3 +491,57 @@ def test_a_camera_without_lanes_shows_its_networks_alone(
         assert not seen.errors
     finally:
         process.close()
+
+
+class FreshLanes(LaneLatency):
+    """Lanes come all the time, however seldom the page gets a picture of them."""
+
+    def last_valid_age_s(self, camera: str) -> float | None:
+        return 0.1
+
+
+def test_a_picture_that_comes_seldom_has_its_age_and_its_camera_is_live(
+    see: Callable[..., Seen],
+) -> None:
+    identity = Identity("truck-7", "0.1.0", "boot", "client")
+    camera = Camera("front", "synthetic://road")
+    camera.status = CameraStatus(CameraState.LIVE)
+    pipeline = LanePipeline(camera, DataPlane(ModelRegistry()), "lanes", ())
+    parts = Sources("0.1.0", list, [pipeline], FreshLanes())
+    feed = PictureFeed(PictureWriter(identity))
+    sources = PageSources(identity, parts, feed, EventLog())
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, lambda: page_routes(sources))])
+    server.start()
+    feed.worker.start()
+    try:
+        page = see().open(server.port_of("http"))
+        wait_for(
+            page, "document.querySelector('#stage-why').textContent === 'Waiting for a picture'"
+        )
+        frame = Frame.arrived(1, Image.of_bgr(np.full((90, 160, 3), 128, np.uint8)))
+        lane_frame = LaneFrame(
+            "front", 1, 0, frame.capture_mono_ns, frame.capture_epoch_ns, 160, 90, "lanes"
+        )
+
+        def has_picture() -> bool:
+            if page.evaluate(LIVE):
+                return True
+            feed(lane_frame, frame)
+            return False
+
+        wait_until(has_picture, every_s=0.1)
+        wait_for(
+            page, "/picture \\d+ s old/.test(document.querySelector('#stage-rate').textContent)"
+        )
+        assert page.inner_text("#strip .chip").startswith("live, picture ")
+        assert page.evaluate(LIVE)
+        assert page.locator("#strip .stale").count() == 0
+        assert not page.evaluate(OLD)
+        assert page.inner_text("#link") == "live"
+        camera.status = CameraStatus(CameraState.LOST, "lost", "unplugged")
+        wait_for(page, "document.querySelector('#stage').dataset.state === 'stale'")
+        assert page.inner_text("#alarms") == "Camera front\nunplugged"
+        assert page.evaluate(OLD)
+    finally:
+        server.stop(1.0)
+        feed.stop()

@@ -9,8 +9,10 @@ import time
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx
 import pytest
+import tritonclient.http as httpclient
 from support.adding_models import build, network, swap
 from support.verb import run_verb
 from support.waiting import wait_until
@@ -254,6 +256,36 @@ def test_a_member_that_its_ensemble_does_not_fit_is_refused_or_takes_that_down(
         otherwise=lambda: (server.index(), server.log),
     )
     assert server.answer() == 3
+
+
+def test_an_idle_model_is_unloaded_and_the_next_request_of_any_protocol_loads_it(
+    serve: Callable[..., Server], repository: Path
+) -> None:
+    limit = 'parameters { key: "idle_unload_s" value { string_value: "0.5" } }'
+    config = f'backend: "onnxruntime" {limit}'
+    build(repository / "m", network(1), config)
+    server = serve()
+
+    def idle() -> None:
+        wait_until(
+            lambda: server.index()["m"] == [("UNAVAILABLE", "idle: its next request loads it")],
+            TIMEOUT_S,
+            otherwise=lambda: (server.index(), server.log),
+        )
+        assert server.client.is_model_ready("m")
+        assert server.client.is_server_ready()
+
+    idle()
+    assert server.answer() == 1
+    idle()
+    with httpclient.InferenceServerClient(f"127.0.0.1:{server.process.http_port}") as client:
+        assert client.is_model_ready("m")
+        values = httpclient.InferInput("x", [1], "FP32")
+        values.set_data_from_numpy(np.zeros(1, np.float32))
+        assert client.infer("m", [values]).as_numpy("y")[0] == 1
+    idle()
+    swap(repository, "m", network(2), config)
+    server.wait_for(2)
 
 
 def test_a_slow_writer_is_waited_for(serve: Callable[..., Server]) -> None:

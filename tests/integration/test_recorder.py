@@ -29,6 +29,7 @@ from edge_server.lanes.types import StageLatency
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.messages import lane_frame_fields
+from edge_server.pipeline.networks import network_frame
 from edge_server.pipeline.recorder.mcap_writer import PART
 from edge_server.pipeline.recorder.recorder import Recorder
 from edge_server.pipeline.recorder.recording_writer import RecordingFiles
@@ -127,7 +128,11 @@ def record(
     for frame in frames(road):
         found.append(road.follow(frame))
         recorder(found[-1].lane_frame, frame)
-        recorder.encode(0.0)
+        # A network's results are beside them, and no replay sees those.
+        result = network_frame(found[-1].lane_frame, "image", None, 100)
+        recorder(replace(result, latency_us=StageLatency()))
+        for _ in range(2):
+            recorder.encode(0.0)
     recorder.write()
     recorder.end()
     (path,) = directory.glob("*.mcap")

@@ -1,101 +1,268 @@
-"""The shipped lane network beside itself, and beside a copy with noise on its weights."""
+"""A candidate for the lanes in a real daemon: its verdict and promotion, what is recorded where it
+differs, and what it costs where it crashes or hangs.
+
+In the quick tests the lane networks are made here with onnx: they see the same two lines in every
+frame.
+"""
 
 from __future__ import annotations
 
-import re
+import json
 import shutil
+import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
+from mcap.reader import make_reader
+from support.waiting import wait_until
 
-from edge_server.cameras.source import open_source
-from edge_server.daemon.parts import chosen_control
-from edge_server.gpu.device import Devices
-from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.scheduling import Scheduling
-from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_pipeline import LanePipeline
-from edge_server.pipeline.networks import NetworkPipeline
-from edge_server.settings import NetworkSection, Repository
-from tests.unit.pipeline.test_pipeline import OneCamera
+from edge_server.mqtt.payloads import Topics
+from tests.integration.delivery.verbs import models
+from tests.integration.test_mqtt_publisher import listening
+from tests.integration.test_networks import write_network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable
+
+    from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 MODELS = Path(__file__).parents[2] / "models"
-FRAMES = 60
+TOPICS = Topics("truck-7")
+ROAD = "synthetic://road?seed=7&width=320&height=180"
+VERDICT_S = 120.0
+ROWS = np.linspace(179, 90, 72)
 
 
-def write_candidate(repository: Path, name: str, noise: float) -> None:
-    """Write the shipped ensemble NAME with a network of its own, whose weights have this noise."""
-    network = shutil.copytree(MODELS / "laneDetect_model", repository / f"{name}_net")
-    shutil.rmtree(network / "configs")
-    config = (network / "config.pbtxt").read_text()
-    config = re.sub(r"(?m)^parameters.*$", "", config).replace("laneDetect_model", f"{name}_net")
-    (network / "config.pbtxt").write_text(config)
-    model = onnx.load(network / "1/model.onnx")
-    generator = np.random.default_rng(3)
-    for weights in model.graph.initializer:
-        array = numpy_helper.to_array(weights)
-        if array.dtype == np.float32 and array.ndim == 4:
-            noisy = array * (1 + noise * generator.normal(size=array.shape))
-            weights.CopyFrom(numpy_helper.from_array(noisy.astype(np.float32), weights.name))
-    onnx.save(model, network / "1/model.onnx")
-    ensemble = shutil.copytree(MODELS / "lane_detection", repository / name)
-    text = (ensemble / "config.pbtxt").read_text()
-    text = text.replace("laneDetect_model", f"{name}_net").replace("lane_detection", name)
-    (ensemble / "config.pbtxt").write_text(text)
+def write_lane_network(repository: Path, name: str, *sides: int) -> None:
+    """Write a network that sees these lines of a straight road in every frame."""
+    lines = [np.stack([160 + side * (ROWS - 80), ROWS], axis=1) for side in sides]
+    points = np.array([lines], np.float32).reshape(1, len(sides), 72, 2)
+    scores = np.full((1, len(sides)), 0.9, np.float32)
+    write_network(repository, name, {"lane_points": points, "lane_scores": scores})
 
 
-@pytest.fixture(scope="module")
-def data_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataPlane]:
-    repository = tmp_path_factory.mktemp("candidates")
-    write_candidate(repository, "noisy", 2.0)
-    registry, scheduling = ModelRegistry(), Scheduling()
-    settings = Repository(paths=(str(MODELS), str(repository)))
-    control = chosen_control(registry, scheduling, Devices(), settings)
-    control.start()
-    yield DataPlane(registry)
-    control.close(30.0)
-    scheduling.close()
+# It goes well, and at the next frame it does not.
+PYTHON_MODEL = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb
 
 
-@pytest.mark.parametrize(
-    ("candidate", "outcome"), [("lane_detection", "watching"), ("noisy", "worse")]
-)
-def test_the_lane_network_agrees_with_itself_and_not_with_a_degraded_copy(
-    data_plane: DataPlane, candidate: str, outcome: str
+class TritonPythonModel:
+    def initialize(self, args):
+        self.wrong = False
+
+    def execute(self, requests):
+        if self.wrong:
+            {fault}
+        self.wrong = True
+        points = pb.Tensor("lane_points", np.zeros((1, 0, 72, 2), np.float32))
+        scores = pb.Tensor("lane_scores", np.zeros((1, 0), np.float32))
+        return [pb.InferenceResponse([points, scores]) for _ in requests]
+"""
+
+
+def write_faulty(repository: Path, name: str, fault: str) -> None:
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(PYTHON_MODEL.format(fault=fault))
+    (folder / "config.pbtxt").write_text(
+        f'name: "{name}" backend: "python" max_batch_size: 1 '
+        'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, -1] } '
+        'output { name: "lane_points" data_type: TYPE_FP32 dims: [-1, 72, 2] } '
+        'output { name: "lane_scores" data_type: TYPE_FP32 dims: [-1] }'
+    )
+
+
+def write_settings(
+    folder: Path, broker: Mosquitto, uri: str, shadows: Iterable[str], model: str = "lanes"
+) -> Path:
+    path = folder / "settings.toml"
+    networks = "".join(
+        f'[cameras.road.networks.{name}]\nmodel = "{name}"\nshadow_of = "lanes"\n'
+        "deadline_ms = 1000\n"
+        for name in shadows
+    )
+    path.write_text(
+        f"""
+        [repository]
+        paths = ["{folder / "models"}"]
+        mode = "poll"
+        poll_s = 0.3
+        settle_s = 0.3
+        store = "{folder / "store"}"
+        [device]
+        id = "truck-7"
+        [mqtt]
+        host = "{broker.host}"
+        port = {broker.port}
+        [recorder]
+        mode = "events"
+        events = ["model"]
+        directory = "{folder / "recordings"}"
+        before_s = 1.0
+        after_s = 1.0
+        [cameras.road]
+        uri = "{uri}"
+        model = "{model}"
+        max_age_ms = 1000
+        """
+        + networks
+    )
+    return path
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    repository = tmp_path / "models"
+    (repository / "small_frames" / "1").mkdir(parents=True)
+    (repository / "small_frames" / "config.pbtxt").write_text(
+        'name: "small_frames" backend: "image_preprocess" max_batch_size: 1 '
+        'input { name: "image" data_type: TYPE_UINT8 dims: [-1, -1, -1] } '
+        'output { name: "x" data_type: TYPE_FP32 dims: [3, 36, 64] } '
+        'parameters { key: "pixel_format" value { string_value: "any" } }'
+    )
+    return repository
+
+
+def wait_for_verdict(broker: Mosquitto, network: str, outcome: str, log: Path) -> dict[str, Any]:
+    with listening(broker, TOPICS.verdict("road", network)) as inbox:
+
+        def found() -> list[Any]:
+            verdicts = [json.loads(m.payload) for m in inbox.matching(lambda m: m.payload)]
+            return [each for each in verdicts if each["outcome"] == outcome]
+
+        verdict: dict[str, Any] = wait_until(
+            found,
+            VERDICT_S,
+            otherwise=lambda: (
+                [m.payload for m in inbox.matching(lambda _: True)][-1:],
+                log.read_text()[-2000:],
+            ),
+        )[0]
+        return verdict
+
+
+def promote(folder: Path, name: str) -> Any:
+    return models("promote", name, "--to", folder / "models", "--store", folder / "store")
+
+
+def steps_of(process: Process, model: str) -> list[str]:
+    url = f"http://127.0.0.1:{process.http_port}/v2/models/{model}/config"
+    with urllib.request.urlopen(url) as answer:
+        steps = json.load(answer)["ensemble_scheduling"]["step"]
+    return [each["model_name"] for each in steps]
+
+
+def test_a_candidate_with_a_good_verdict_is_promoted_and_one_that_differs_is_recorded(
+    tmp_path: Path, repository: Path, mosquitto: Mosquitto, start: Callable[..., Process]
 ) -> None:
-    section = NetworkSection(candidate, shadow_of="lanes", deadline_ms=10_000)
-    network = NetworkPipeline(
-        "road", "new", section, data_plane, [], shares=FairShares(), served="lane_detection"
+    for name, sides in (("lanes", (-1, 1)), ("candidate", (-1, 1)), ("blind", (2,))):
+        write_lane_network(repository, name, *sides)
+    config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=0", ("candidate", "blind"))
+    process = start(f"--config={config}")
+    process.drain()
+    early = promote(tmp_path, "candidate")
+    verdict = wait_for_verdict(mosquitto, "candidate", "good", process.log)
+    assert verdict["frames"] >= 200
+    # Before that it had to be forced.
+    assert (early.returncode, "candidate: no good verdict" in early.stderr) == (1, True)
+    worse = promote(tmp_path, "blind")
+    assert worse.returncode == 1
+    assert "blind: no good verdict: worse: in " in worse.stderr
+
+    done = promote(tmp_path, "candidate")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: steps_of(process, "lanes") == ["small_frames", "candidate_net"])
+    with listening(mosquitto, TOPICS.lanes("road")) as inbox:
+        message = inbox.wait_for(lambda m: json.loads(m.payload)["status"] == "FRAME_STATUS_OK")
+    assert len(json.loads(message.payload)["lanes"]) == 2
+
+    def recorded() -> list[Path]:
+        found = (tmp_path / "recordings").glob("*-event-model-*.mcap")
+        return [each for each in found if b"candidate_differs" in each.read_bytes()]
+
+    path = wait_until(recorded, otherwise=process.log.read_text)[0]
+    with path.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    topics = {each.topic for each in summary.channels.values()}
+    # The lanes that were served, and beside them those of both candidates.
+    assert topics >= {
+        "/road/image",
+        "/road/lanes",
+        "/road/networks/blind/annotations",
+        "/road/networks/candidate/results",
+    }
+
+
+def test_a_candidate_that_crashes_or_hangs_costs_itself_alone(
+    tmp_path: Path, repository: Path, mosquitto: Mosquitto, start: Callable[..., Process]
+) -> None:
+    write_lane_network(repository, "lanes", -1, 1)
+    write_faulty(repository, "crashes", "os._exit(5)")
+    write_faulty(repository, "hangs", "while True: pass")
+    config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=5", ("crashes", "hangs"))
+    process = start(f"--config={config}")
+    process.drain()
+
+    def failed() -> dict[str, float]:
+        url = f"http://127.0.0.1:{process.metrics_port}/metrics"
+        with urllib.request.urlopen(url) as answer:
+            lines = answer.read().decode().splitlines()
+        return {
+            line.split('network="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith("edge_network_missed_total") and 'reason="failed"' in line
+        }
+
+    with listening(mosquitto, TOPICS.lanes("road")) as inbox:
+        # Twice each: they come back, and fail again.
+        wait_until(
+            lambda: min(failed().get(each, 0) for each in ("crashes", "hangs")) >= 2,
+            VERDICT_S,
+            otherwise=process.log.read_text,
+        )
+        lanes = [json.loads(each.payload) for each in inbox.matching(lambda _: True)]
+    numbers = [each["frame_id"] for each in lanes]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1)), "no frame is lost"
+    assert len(numbers) >= 5
+    assert {each["status"] for each in lanes} <= {"FRAME_STATUS_OK", "FRAME_STATUS_STALE"}
+    assert {len(each["lanes"]) for each in lanes} == {2}
+    assert len({each["boot_id"] for each in lanes}) == 1
+    assert process.popen.poll() is None
+
+
+@pytest.mark.long
+def test_the_shipped_network_in_fewer_bits_gets_a_good_verdict(
+    tmp_path: Path, mosquitto: Mosquitto, start: Callable[..., Process]
+) -> None:
+    repository = tmp_path / "models"
+    shutil.copytree(MODELS, repository)
+    network = repository / "candidate_net"
+    (network / "1").mkdir(parents=True)
+    shutil.copy(MODELS / "laneDetect_model/1/model_int8.onnx", network / "1/model.onnx")
+    text = (MODELS / "laneDetect_model/config.pbtxt").read_text()
+    lines = [line for line in text.splitlines() if "preferred_configs" not in line]
+    (network / "config.pbtxt").write_text(
+        "\n".join(lines).replace('"laneDetect_model"', '"candidate_net"')
     )
-    camera = OneCamera()
-    pipeline = LanePipeline(
-        camera,  # type: ignore[arg-type]
-        data_plane,
-        "lane_detection",
-        [],
-        max_age_ms=10_000,
-        networks=[network],
+    ensemble = repository / "candidate"
+    shutil.copytree(repository / "lane_detection", ensemble)
+    text = (ensemble / "config.pbtxt").read_text()
+    assert "laneDetect_model" in text
+    (ensemble / "config.pbtxt").write_text(
+        text.replace("lane_detection", "candidate").replace("laneDetect_model", "candidate_net")
     )
-    source = open_source("synthetic://road?seed=7&fps=0")
-    for _ in range(FRAMES):
-        frame = source.read()
-        assert frame is not None
-        camera._frames.append(frame)
-        network._due_s = 0.0
-        pipeline.tick(0.0)
-        network.tick(0.0)
-    source.close()
-    verdict = network._agreement.verdict()
-    assert verdict.frames == FRAMES
-    assert verdict.outcome == outcome, " ".join(map(str, verdict.measures))
-    if candidate == "lane_detection":
-        measures = {each.name: each.value for each in verdict.measures}
-        assert measures["missed lines"] == measures["distance, of the width"] == 0
+    uri = "synthetic://road?seed=7&fps=0"
+    config = write_settings(tmp_path, mosquitto, uri, ("candidate",), "lane_detection")
+    process = start(f"--config={config}")
+    process.drain()
+    verdict = wait_for_verdict(mosquitto, "candidate", "good", process.log)
+    assert {each["name"] for each in verdict["measures"]} >= {"missed lines", "extra lines"}
+    done = promote(tmp_path, "candidate")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: "candidate_net" in steps_of(process, "lane_detection"))

@@ -345,7 +345,7 @@ def test_summaries_count_each_request_and_have_the_quantiles_asked_for(
             assert found[key] >= 0
     of_phase = '{model="parameters",phase="compute_infer",version="1"}'
     assert found[f"edge_inference_phase_duration_seconds_count{of_phase}"] == before + 3
-    assert found['edge_model_memory_bytes{model="parameters",version="1"}'] > 2**20
+    assert found['edge_model_memory_bytes{kind="processes",model="parameters",version="1"}'] > 2**20
     assert found["nv_pinned_memory_pool_used_bytes"] == 0
     total = f"nv_inference_request_duration_us{of_model}"
     assert found[f"nv_inference_request_summary_us_sum{of_model}"] == pytest.approx(found[total])

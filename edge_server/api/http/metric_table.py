@@ -87,8 +87,11 @@ _ROWS = (
     ),
     (
         "edge_model_memory_bytes",
-        "model version",
-        "Memory of its processes that nothing else shares; models within the daemon have none",
+        "model version kind",
+        "What is known of its memory. processes: measured, shared with no other; file: the size of "
+        "its file, the least that it takes within the daemon (what ONNX Runtime or TensorRT makes "
+        "of it, also on a GPU, is not known); contexts: device memory that TensorRT reports for "
+        "execution contexts; buffers: what the daemon has allocated for tensors",
     ),
     (
         "edge_tensor_copies_total",
@@ -160,7 +163,7 @@ _ROWS = (
     ),
     # The recorder, and traces.
     ("edge_recorder_ok", "", "0 while nothing is recorded"),
-    ("edge_recorder_dropped_total", "", "Frames not encoded"),
+    ("edge_recorder_dropped_total", "", "Frames, and results of networks, not encoded"),
     ("edge_recorder_lost_total", "", "Frames and events not written"),
     ("edge_recorder_bytes_total", "", "Of complete files"),
     ("edge_spans_total", "result", "Spans of traces: sent, and dropped"),

@@ -202,7 +202,7 @@ def _models(sources: Sources) -> Iterator[Metric]:
     states = {
         (*key, state.value): entry.state is state
         for key, entry in entries
-        if entry.reason != UNLOADED  # on request: nobody misses it
+        if entry.reason != UNLOADED and not entry.is_idle  # on request: nobody misses it
         for state in ModelState
         if state is not ModelState.UNKNOWN  # never loaded, so it has no state to export
     }
@@ -224,7 +224,8 @@ def _models(sources: Sources) -> Iterator[Metric]:
     yield from many("edge_tensor_copies_total", {k: each.count for k, each in copies.items()})
     sizes = {key: each.n_bytes for key, each in copies.items()}
     yield from many("edge_tensor_copied_bytes_total", sizes)
-    yield from many("edge_model_memory_bytes", {key: m.memory_bytes() for key, m in loaded})
+    memory = {(*key, kind): n for key, m in loaded for kind, n in m.memory_bytes().items()}
+    yield from many("edge_model_memory_bytes", memory)
     phases: dict[tuple[str, ...], Distribution] = {
         (*key, phase): found
         for key, model in loaded

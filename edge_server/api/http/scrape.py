@@ -49,9 +49,9 @@ class Scrape:
         """Return the sum of the samples that have all these labels."""
         return sum(value for value, _ in self._with(name, labels))
 
-    def by_label(self, name: str, label: str) -> dict[str, float]:
-        """Return the values of a metric by one of its labels."""
-        return {found[label]: value for value, found in self._with(name, {}) if label in found}
+    def by_label(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Return the values of the samples that have all these labels, by another one."""
+        return {found[label]: value for value, found in self._with(name, labels) if label in found}
 
     def _with(self, name: str, labels: dict[str, str]) -> Iterator[tuple[float, dict[str, str]]]:
         for sample in self._samples:

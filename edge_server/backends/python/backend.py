@@ -57,9 +57,15 @@ from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 from edge_server.process.worker import Backoff, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from edge_server.backends.contract import ExecuteRequest, LoadContext, ModelMetric, Phases
+    from edge_server.backends.contract import (
+        ExecuteRequest,
+        LoadContext,
+        MemoryKind,
+        ModelMetric,
+        Phases,
+    )
     from edge_server.model_config.config import Placement
     from edge_server.model_config.files import ModelFiles
 
@@ -254,9 +260,10 @@ class PythonModel(Model):
     def metrics(self) -> Sequence[ModelMetric]:
         return self._context.metrics.metrics()
 
-    def memory_bytes(self) -> int:
+    def memory_bytes(self) -> Mapping[MemoryKind, int]:
         sessions = [instance.session for instance in list(self.instances)]
-        return sum(private_bytes(session.pid) for session in sessions if session is not None)
+        running = (session for session in sessions if session is not None)
+        return {"processes": sum(private_bytes(session.pid) for session in running)}
 
     def lend(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
         """Lend `own`; while it is down, the first instance that is up and free, or None.

@@ -14,12 +14,20 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import reading
-from edge_server.process.disk import file_sha256, make_locked_directory, orphans, state_directory
+from edge_server.process.disk import (
+    file_sha256,
+    lock_directory,
+    make_locked_directory,
+    orphans,
+    state_directory,
+)
 from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 
 if TYPE_CHECKING:
@@ -32,6 +40,9 @@ REQUIREMENTS = "requirements.txt"
 _OF_THE_MODEL = "$$TRITON_MODEL_DIRECTORY"
 _UNPACKING = "unpacking-"
 _DIGITS = 32
+# What was unpacked and has not been loaded for so long, and is not in use, is removed before
+# something else is unpacked: it can be unpacked again.
+_UNUSED_S = 30 * 24 * 3600.0
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -111,9 +122,12 @@ def _unpacked(archive: Path, where: str) -> Path:
     parent = environments_in(state_directory())
     place = parent / file_sha256(archive)[:_DIGITS]
     if place.is_dir():
+        with suppress(OSError):
+            os.utime(place)
         return place
     try:
         parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _set_unused_aside(parent)
         for orphan, _ in orphans(parent, _UNPACKING):
             shutil.rmtree(orphan, ignore_errors=True)
         made, held = make_locked_directory(parent, _UNPACKING)
@@ -122,6 +136,7 @@ def _unpacked(archive: Path, where: str) -> Path:
     try:
         log.info("%s: is unpacked into %s", where, place)
         _unpack(archive, made, where)
+        os.utime(made)
         # A load beside this one may have been first.
         if not place.is_dir():
             made.rename(place)
@@ -129,6 +144,21 @@ def _unpacked(archive: Path, where: str) -> Path:
         shutil.rmtree(made, ignore_errors=True)
         os.close(held)
     return place
+
+
+def _set_unused_aside(parent: Path) -> None:
+    """Make orphans of the archives' contents that nothing uses."""
+    for packages in parent.glob("*/lib/python3*/site-packages"):
+        place = packages.parents[2]
+        with suppress(OSError):
+            # A process of a model holds its packages.
+            lock = lock_directory(packages)
+            try:
+                if time.time() - place.stat().st_mtime > _UNUSED_S:
+                    log.info("%s: is removed: no model has loaded it for 30 days", place)
+                    place.rename(place.with_name(f"{_UNPACKING}{place.name}"))
+            finally:
+                os.close(lock)
 
 
 def _unpack(archive: Path, directory: Path, where: str) -> None:

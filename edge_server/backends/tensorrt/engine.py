@@ -68,10 +68,11 @@ class Engine:
         self.device = device
         self.dla_core = dla_core
         self._model = model
+        self._closing = threading.Lock()
         with _one_load(device.index), device.current(f"load model '{model}'"):
             _register_plugins()
             self._runtime: trt.Runtime | None = open_runtime(dla_core)
-            self._engine: trt.ICudaEngine | None = _deserialized(self._runtime, plan, model)
+            self.plan_bytes, self._engine = _deserialized(self._runtime, plan, model)
             self.io = _io(self._engine)
 
     @property
@@ -79,6 +80,18 @@ class Engine:
         """Whether several contexts may use one profile: documented from TensorRT 10 on; before,
         a profile with free dimensions belongs to one context."""
         return self.io.is_fixed or version_here() >= (10, 0)
+
+    @property
+    def context_bytes(self) -> int:
+        """The device memory of one context, as TensorRT reports it; 0 once the engine is closed."""
+        with self._closing:
+            engine: trt.ICudaEngine | None = self._engine
+            if engine is None:
+                return 0
+            # From TensorRT 10.1 on the other one is deprecated.
+            if hasattr(engine, "device_memory_size_v2"):
+                return int(engine.device_memory_size_v2)
+            return int(engine.device_memory_size)
 
     def context(self) -> Any:
         engine: trt.ICudaEngine | None = self._engine
@@ -95,7 +108,7 @@ class Engine:
 
     def close(self) -> None:
         """Release the engine; every context of it must be closed."""
-        with self.device.current(f"close model '{self._model}'"):
+        with self._closing, self.device.current(f"close model '{self._model}'"):
             # The engine lives in memory of the runtime, so the engine goes first.
             self._engine = None
             self._runtime = None
@@ -130,7 +143,8 @@ def open_runtime(dla_core: int | None) -> Any:
     return runtime
 
 
-def _deserialized(runtime: trt.Runtime, plan: Path, model: str) -> Any:
+def _deserialized(runtime: trt.Runtime, plan: Path, model: str) -> tuple[int, Any]:
+    """Return the size of the plan in bytes, and its engine."""
     with reading(plan):
         data = plan.read_bytes()
     mark = trt_log().mark
@@ -141,7 +155,7 @@ def _deserialized(runtime: trt.Runtime, plan: Path, model: str) -> Any:
             f"{trt.__version__} is here: run `edge-server plan build {model}`, or copy the plan "
             f"again if it is cut short ({len(data)} bytes)"
         )
-    return engine
+    return len(data), engine
 
 
 def _io(engine: trt.ICudaEngine) -> PlanIO:

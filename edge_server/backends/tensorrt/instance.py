@@ -302,7 +302,8 @@ class PlanInstance:
         graphs: Sequence[GraphShapes],
         owns_engine: bool,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
+        self.is_closed = False
         self._device = engine.device
         self._name = name
         self._batched = options.batched
@@ -332,6 +333,10 @@ class PlanInstance:
         """Why batches do not run as CUDA graphs, though they should; else empty."""
         return self._graphs.failure
 
+    @property
+    def buffer_bytes(self) -> int:
+        return self._buffers.nbytes
+
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases:
         began_ns = time.monotonic_ns()
         try:
@@ -350,6 +355,7 @@ class PlanInstance:
         )
 
     def close(self) -> None:
+        self.is_closed = True
         with self._device.current(f"close {self._name}"):
             try:
                 self._stream.synchronize()
@@ -358,7 +364,7 @@ class PlanInstance:
                 self._context.close()
                 self._buffers.close()
                 if self._owns_engine:
-                    self._engine.close()
+                    self.engine.close()
 
     def _run(self, run: Run) -> tuple[int, int]:
         """Run the batch; return when the inputs were enqueued and when the outputs were ready,
@@ -412,7 +418,7 @@ class PlanInstance:
             else:
                 run.read.append(array)
             self._context.bind(name, slot.pointer if array is None else array.pointer)
-        for tensor in self._engine.io.outputs:
+        for tensor in self.engine.io.outputs:
             self._bind_output(run, tensor.name, self._context.output_shape(tensor.name))
         enqueued_ns = time.monotonic_ns()
         allocators = self._buffers.allocators

@@ -70,6 +70,10 @@ class StagingBuffer:
     def pointer(self) -> int:
         return self._memory.pointer
 
+    @property
+    def allocated_bytes(self) -> int:
+        return self.nbytes if self.is_mapped or self.host is None else 2 * self.nbytes
+
     def larger(self, nbytes: int) -> StagingBuffer:
         return StagingBuffer(self._device, nbytes, mapped=self.is_mapped, pinned=self._pinned)
 
@@ -103,6 +107,10 @@ class InputSlot:
     def pointer(self) -> int:
         """The input's fixed address, unless the run reads it in place."""
         return self._staging.pointer
+
+    @property
+    def nbytes(self) -> int:
+        return self._staging.allocated_bytes
 
     def begin(self) -> None:
         self._held.clear()
@@ -197,6 +205,11 @@ class OutputSlot:
         self._usual = staging
         self._larger: StagingBuffer | None = None
         self._written = self._usual
+
+    @property
+    def nbytes(self) -> int:
+        larger = self._larger
+        return self._usual.allocated_bytes + (0 if larger is None else larger.allocated_bytes)
 
     @property
     def is_mapped(self) -> bool:
@@ -467,6 +480,17 @@ class IoBuffers:
     host: HostTensors
     pool: BufferPool
     allocators: dict[str, OutputAllocator] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """What is allocated, on the device and pinned on the host; on any thread."""
+        allocated = [each.memory for each in list(self.allocators.values())]
+        return (
+            sum(slot.nbytes for slot in list(self.inputs.values()))
+            + sum(slot.nbytes for slot in list(self.outputs.values()))
+            + sum(memory.nbytes for memory in allocated if memory is not None)
+            + self.pool.held_bytes
+        )
 
     @property
     def mapped_outputs(self) -> frozenset[str]:

@@ -6,6 +6,7 @@ import logging
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from edge_server.backends.contract import Model
 from edge_server.backends.tensorrt.engine import Engine, facts_of
@@ -18,8 +19,10 @@ from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import ModelFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from edge_server.backends.contract import MemoryKind
     from edge_server.backends.tensorrt.plan_config import Options
     from edge_server.backends.tensorrt.source import PlanSource
     from edge_server.gpu.device import Devices
@@ -50,6 +53,7 @@ class PlanModel(Model):
         self._source = source
         self._lock = threading.Lock()
         self._shared: dict[tuple[int, int | None], Engine] = {}
+        self._instances: WeakSet[PlanInstance] = WeakSet()
         # Of each instance, by its name.
         self._without_graphs: dict[str, str] = {}
 
@@ -82,11 +86,21 @@ class PlanModel(Model):
             if is_own:
                 engine.close()
             raise
+        self._instances.add(instance)
         self._without_graphs[name] = instance.without_graphs
         return instance
 
     def degraded_reason(self) -> str:
         return next(filter(None, list(self._without_graphs.values())), "")
+
+    def memory_bytes(self) -> Mapping[MemoryKind, int]:
+        instances = [each for each in self._instances.copy() if not each.is_closed]
+        engines = {*list(self._shared.values()), *(each.engine for each in instances)}
+        return {
+            "file": sum(engine.plan_bytes for engine in engines),
+            "contexts": sum(each.engine.context_bytes for each in instances),
+            "buffers": sum(each.buffer_bytes for each in instances),
+        }
 
     def close(self) -> None:
         while self._shared:

@@ -21,13 +21,24 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from mcap.writer import CompressionType, Writer
 
 from edge_server.cameras.jpeg import jpeg_of, size_of_jpeg
-from edge_server.cameras.mcap_file import ANNOTATIONS, EVENTS, IMAGES, LANES, Records
+from edge_server.cameras.mcap_file import (
+    ANNOTATIONS,
+    EVENTS,
+    IMAGES,
+    LANES,
+    RESULT_ANNOTATIONS,
+    RESULTS,
+    Records,
+)
+from edge_server.lanes.types import Mark
 from edge_server.pipeline.messages import LaneMessage, event_message
+from edge_server.pipeline.perception import NetworkFrame, marks_of
 from edge_server.process.disk import atomic_replace
 from edge_server.proto.edge.lanes.v1 import events_pb2, lanes_pb2
+from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from edge_server.board.identity import Identity
@@ -37,17 +48,15 @@ if TYPE_CHECKING:
     from edge_server.pipeline.event_log import Event
 
 _NS = 1_000_000_000
-_COLOURS = {
-    "yellow": Color(r=1.0, g=0.85, b=0.1, a=1.0),
-    "white": Color(r=1.0, g=1.0, b=1.0, a=1.0),
-    "unknown": Color(r=0.2, g=0.9, b=0.3, a=1.0),
-}
+_RGB = {"yellow": (255, 217, 26), "white": (255, 255, 255), "unknown": (51, 230, 77)}
 _DESCRIPTORS = (
     CompressedImage.DESCRIPTOR,
     ImageAnnotations.DESCRIPTOR,
     lanes_pb2.LaneFrame.DESCRIPTOR,
     events_pb2.Event.DESCRIPTOR,
+    perception_pb2.NetworkFrame.DESCRIPTOR,
 )
+_FONT_PX = 14.0
 
 
 class Topic(NamedTuple):
@@ -73,7 +82,8 @@ class RecordedMessage(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What the pipeline gave, and when: `time.time_ns()` and `time.monotonic_ns()`."""
+    """What the pipeline gave, or a network, and when: `time.time_ns()` and
+    `time.monotonic_ns()`."""
 
     lane_frame: LaneFrame
     frame: Frame | None
@@ -97,25 +107,34 @@ class FrameMessages:
         self._calibration = calibration
         self._counts: dict[str, int] = {}
         self._texts: dict[str, str] = {}  # calibrations by their ids
+        self._scales: dict[str, float] = {}  # of the newest pictures, by camera
 
     def of(self, arrival: Arrival) -> list[RecordedMessage]:
-        """Return the messages of a frame, the lanes first."""
+        """Return the messages of a frame, the lanes first, or of what a network has found in it."""
         lane_frame, frame, epoch_ns, mono_ns = arrival
-        camera = lane_frame.camera
-        count = self._counts[camera] = self._counts.get(camera, 0) + 1
-        captured_ns = lane_frame.capture_epoch_ns
+        camera, captured_ns = lane_frame.camera, lane_frame.capture_epoch_ns
+        network = lane_frame.network if isinstance(lane_frame, NetworkFrame) else ""
+        source = f"{camera}/{network}"
+        count = self._counts[source] = self._counts.get(source, 0) + 1
 
         def message(name: str, data: bytes, schema: str, *metadata: tuple[str, str]) -> None:
-            topic = Topic(name.format(camera), schema, metadata)
+            topic = Topic(name.format(camera, network), schema, metadata)
             messages.append(RecordedMessage(topic, epoch_ns, captured_ns, data))
 
         messages: list[RecordedMessage] = []
-        lanes = LaneMessage(lane_frame, self._identity, count).sent_at(mono_ns)
-        message(LANES, lanes.SerializeToString(), lanes.DESCRIPTOR.full_name)
+        made = LaneMessage(lane_frame, self._identity, count).sent_at(mono_ns)
+        message(RESULTS if network else LANES, made.SerializeToString(), made.DESCRIPTOR.full_name)
+        stamp = Timestamp(seconds=captured_ns // _NS, nanos=captured_ns % _NS)
+        if isinstance(lane_frame, NetworkFrame):
+            if lane_frame.result is not None and camera in self._scales:
+                marks = ((mark, 2.0) for mark in marks_of(lane_frame))
+                drawn = _annotations(marks, stamp, self._scales[camera])
+                name = drawn.DESCRIPTOR.full_name
+                message(RESULT_ANNOTATIONS, drawn.SerializeToString(), name)
+            return messages
         if frame is None:
             return messages
         jpeg = jpeg_of(frame, self._quality, self._width)
-        stamp = Timestamp(seconds=captured_ns // _NS, nanos=captured_ns % _NS)
         image = CompressedImage(timestamp=stamp, frame_id=camera, data=jpeg, format="jpeg")
         width, height = frame.size
         message(
@@ -127,7 +146,8 @@ class FrameMessages:
             ("height", str(height)),
             *self._calibration_of(camera, lane_frame.calibration_id),
         )
-        drawn = _annotations(lane_frame, stamp, size_of_jpeg(jpeg)[0] / width)
+        scale = self._scales[camera] = size_of_jpeg(jpeg)[0] / width
+        drawn = _annotations(_lines_of(lane_frame), stamp, scale)
         message(ANNOTATIONS, drawn.SerializeToString(), drawn.DESCRIPTOR.full_name)
         return messages
 
@@ -148,23 +168,38 @@ class FrameMessages:
         return (("calibration", self._texts[id_]),)
 
 
-def _annotations(lane_frame: LaneFrame, stamp: Timestamp, scale: float) -> ImageAnnotations:
-    """Return the lanes as lines in a picture that is `scale` times as large as the camera's."""
-    lines = []
-    for lane in lane_frame.lanes:
-        if not np.isfinite(lane.points).all():
-            continue
-        points = (lane.points * scale).tolist()
-        lines.append(
-            PointsAnnotation(
-                timestamp=stamp,
-                type=PointsAnnotation.LINE_STRIP,
-                points=[Point2(x=x, y=y) for x, y in points],
-                outline_color=_COLOURS[lane.color],
-                thickness=2.0 if lane.predicted else 4.0,
-            )
+def _annotations(
+    marks: Iterable[tuple[Mark, float]], stamp: Timestamp, scale: float
+) -> ImageAnnotations:
+    """Return marks, each with the thickness of its line, in a picture that is `scale` times as
+    large as the camera's."""
+    drawn = ImageAnnotations()
+    for (points, text, rgb, filled), thickness in marks:
+        red, green, blue = (each / 255 for each in rgb)
+        line = drawn.points.add(
+            timestamp=stamp,
+            type=PointsAnnotation.LINE_LOOP if filled else PointsAnnotation.LINE_STRIP,
+            points=[Point2(x=x, y=y) for x, y in (points * scale).tolist()],
+            outline_color=Color(r=red, g=green, b=blue, a=1.0),
+            fill_color=Color(r=red, g=green, b=blue, a=0.3 * filled),
+            thickness=thickness,
         )
-    return ImageAnnotations(points=lines)
+        if text:
+            drawn.texts.add(
+                timestamp=stamp,
+                position=line.points[0],
+                text=text,
+                font_size=_FONT_PX,
+                text_color=line.outline_color,
+                background_color=Color(a=0.6),
+            )
+    return drawn
+
+
+def _lines_of(lane_frame: LaneFrame) -> Iterator[tuple[Mark, float]]:
+    for lane in lane_frame.lanes:
+        if np.isfinite(lane.points).all():
+            yield Mark(lane.points, "", _RGB[lane.color]), 2.0 if lane.predicted else 4.0
 
 
 def schema_data(schema: str) -> bytes:

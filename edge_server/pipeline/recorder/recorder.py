@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
+from edge_server.pipeline.perception import NetworkFrame
 from edge_server.pipeline.recorder.mcap_writer import Arrival, FrameMessages, Ring
 from edge_server.pipeline.recorder.recording_writer import RecordingWriter, Trigger, WriterReply
 from edge_server.process.worker import Worker
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 # Frames of all cameras that wait to be encoded. Each may hold a buffer of its camera's driver.
 _MOST_WAITING = 4
+# Likewise what networks have found in them, which holds none.
+_MOST_RESULTS = 16
 _LOOK_S = 0.2
 # A disk that hangs for so long costs no frame, as far as the memory goes.
 _DISK_SLACK_S = 5.0
@@ -37,13 +40,14 @@ _ANSWER_S = 5.0
 
 
 class Recorder:
-    """Records what the pipelines of the cameras give; a listener of theirs.
+    """Records what the pipelines of the cameras give, and their networks; a listener of theirs.
 
     A call returns at once: pictures are encoded on one thread and written by another, see
     `RecordingWriter`. Where the encoder is late, the newest frame is dropped and counted.
 
     Attributes:
-        dropped: number of frames that the encoder had no time for.
+        files: that there are.
+        dropped: number of frames, and results of networks, that the encoder had no time for.
     """
 
     def __init__(
@@ -57,8 +61,8 @@ class Recorder:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.dropped = 0
+        self.files = files
         self._section = section
-        self._files = files
         self._events = events
         self._clock_ns = clock_ns
         self._frame_messages = FrameMessages(
@@ -92,19 +96,21 @@ class Recorder:
         """Of the completed files."""
         return self._writer.written_bytes
 
-    def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
-        """Take a frame; a Listener."""
+    def __call__(self, lane_frame: LaneFrame, frame: Frame | None = None) -> None:
+        """Take a frame, or what a network has found in one; a Listener, and a NetworkListener."""
         if self._section.cameras and lane_frame.camera not in self._section.cameras:
             return
+        of_network = isinstance(lane_frame, NetworkFrame)
         with self._arrived:
-            if len(self._waiting) >= _MOST_WAITING:
+            kinds = [isinstance(each.lane_frame, NetworkFrame) for each in self._waiting]
+            if kinds.count(of_network) >= (_MOST_RESULTS if of_network else _MOST_WAITING):
                 self.dropped += 1
                 return
             self._waiting.append(Arrival(lane_frame, frame, time.time_ns(), self._clock_ns()))
             self._arrived.notify()
 
     def holds(self, _: str) -> bool:
-        """Whether the next frame would be dropped."""
+        """Whether the next frame might be dropped."""
         return len(self._waiting) >= _MOST_WAITING
 
     def start(self) -> None:
@@ -113,7 +119,7 @@ class Recorder:
         log.info(
             "recorder: %s, in %s, at most %d MiB",
             self._section.mode,
-            self._files.directory,
+            self.files.directory,
             self._section.max_bytes >> 20,
         )
 
@@ -136,7 +142,7 @@ class Recorder:
         for worker in self.workers:
             worker.stop(timeout_s)
         if not self.workers[1].alive:
-            self._files.close()
+            self.files.close()
 
     def _new_encoder(self) -> Worker:
         return Worker("recorder-encode", self.encode, on_end=self._encode_rest)
@@ -195,7 +201,7 @@ class Recorder:
         with self.workers[1].allowing(math.inf):  # a disk that hangs costs recordings alone
             if not self._recovered:
                 self._recovered = True
-                self._files.recover()
+                self.files.recover()
             self.write()
 
     def write(self) -> None:
@@ -232,7 +238,7 @@ class Recorder:
     def end(self) -> None:
         """Do what `stop` does, without threads."""
         self._complete()
-        self._files.close()
+        self.files.close()
 
     def _complete(self) -> None:
         """Complete the file, and answer who waits; the writer's last work."""

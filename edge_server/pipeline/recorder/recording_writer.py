@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -9,10 +10,16 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from edge_server.pipeline.recorder.mcap_writer import PART, RECOVERING, McapWriter, recover
-from edge_server.process.disk import error_of_place, floor_bytes, free_bytes, lock_directory
+from edge_server.process.disk import (
+    error_of_place,
+    floor_bytes,
+    free_bytes,
+    lock_directory,
+    open_regular,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,6 +97,30 @@ class RecordingFiles:
 
     def close(self) -> None:
         os.close(self._lock)
+
+    def listed(self) -> list[tuple[str, int]]:
+        """Return the names of the whole recordings and their sizes in bytes, the newest first; safe
+        from any thread.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        found = []
+        for path in sorted(self.directory.iterdir(), reverse=True):
+            if _NAME.fullmatch(path.name) and not path.name.endswith(PART):
+                with suppress(OSError):  # deleted since
+                    found.append((path.name, path.stat().st_size))
+        return found
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a whole recording; safe from any thread.
+
+        Raises:
+            OSError: there is none of that name, or it cannot be read.
+        """
+        if not _NAME.fullmatch(name) or name.endswith(PART):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return os.fdopen(open_regular(self.directory / name), "rb")
 
     @property
     def used_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,6 +49,25 @@ def execute(self, requests):
     )
     assert [served.values("m", n, 2) for n in range(20)] == [[2 * n + 1, 5] for n in range(20)]
     assert [t.name for t in threading.enumerate() if "calls of" in t.name] == ["calls of m_0_0"]
+
+
+def test_a_model_that_is_idle_is_woken_by_the_call_of_another_one(serve: Serve) -> None:
+    served = serve(
+        double=('parameters { key: "idle_unload_s" value { string_value: "60" } }', DOUBLE),
+        m=ASK
+        + """
+def execute(self, requests):
+    assert pb_utils.is_model_ready("double")
+    made = [self.ask("double", x(r)).exec() for r in requests]
+    return [y(m.output_tensors()[0].as_numpy()) for m in made]
+""",
+    )
+    assert served.values("m", 1) == [2]
+    for seconds in (0, 61):
+        served.loader.idle.look(time.monotonic() + seconds)
+    assert served.registry.snapshot.entries["double", 1].is_idle
+    assert served.registry.wait_closed(20)
+    assert served.values("m", 2) == [4]
 
 
 def test_threads_and_coroutines_call_side_by_side(serve: Serve) -> None:

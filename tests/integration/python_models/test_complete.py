@@ -54,7 +54,10 @@ def test_a_contradiction_fails_the_load_in_tritons_words(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("return None", "auto_complete_config must return the ModelConfig, found type"),
+        (
+            "return None",
+            "auto_complete_config function in model 'm' must return a valid pb.ModelConfig object.",
+        ),
         ("config._model_config['odd'] = 1; return config", "is no configuration: .*odd"),
         (
             "config.add_input({'name': 'a', 'data_type': 'TYPE_BOOL', 'dims': [0]}); return config",

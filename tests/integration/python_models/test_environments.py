@@ -3,11 +3,14 @@ of conda-pack (simulated: an archive of the same form, without conda's Python)."
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +93,26 @@ def test_an_environment_of_conda_pack_is_that_of_the_model(
     for path in kept.glob(f"*/lib/python{VERSION}/site-packages/tiny.py"):
         path.write_text("FACTOR = 8\n")
         assert serve_closed(m=(config, IMPORTS)).values("m", 2) == [16]
+
+
+def test_what_was_unpacked_and_nothing_uses_any_more_makes_room_for_the_next_one(
+    serve_closed: Serve, write: Serve, state: Path
+) -> None:
+    """Of a model that runs, of one that was loaded lately, and of one of 40 days ago."""
+    config, places = path_parameter("$$TRITON_MODEL_DIRECTORY/env.tar.gz"), {}
+    for factor, name in enumerate(("ago", "lately", "running", "next")):
+        if name == "next":
+            for unpacked in places["ago"], places["running"]:
+                os.utime(unpacked, (0, time.time() - 40 * 24 * 3600))
+        directory = write(**{name: (config, IMPORTS)}) / name
+        conda_pack(directory / "env.tar.gz", factor=factor)
+        served = serve_closed(**{name: (config, IMPORTS)})
+        assert served.values(name, 1) == [factor]
+        (places[name],) = {*(state / "environments").iterdir()}.difference(places.values())
+        if name in {"ago", "lately"}:
+            served.loader.close(20)
+        shutil.rmtree(directory)
+    assert [name for name, unpacked in places.items() if not unpacked.exists()] == ["ago"]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,31 @@ def test_a_plan_runs_on_every_version_with_and_without_a_side_car(
     np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("version", ["8.6.1.6", "10.16.2.1", "11.4.1.1"])
+def test_the_memory_of_a_plan_is_its_file_what_tensorrt_reports_and_what_is_allocated(
+    workshop: Workshop, version: str, mapped: bool
+) -> None:
+    """Profiles of up to 4 rows of 4 numbers; a context of the simulated TensorRT has 1 MiB."""
+    workshop.tensorrt(f"version={version}")
+    workshop.write(add_one(("n", 4)), profiles=PROFILES, context_bytes=1 << 20)
+    value = f'value {{ string_value: "{str(mapped).lower()}" }}'
+    config = workshop.complete(f'parameters {{ key: "mapped_memory" {value} }}')
+    model = workshop.model(config)
+    assert model.memory_bytes() == {"file": 0, "contexts": 0, "buffers": 0}
+    (placement,) = config.instance_groups[0].placements
+    instances = [model.make_instance(f"m_{number}", placement) for number in range(2)]
+    found = model.memory_bytes()
+    plans = 1 if version != "8.6.1.6" else 2
+    assert found["file"] == plans * workshop.plan.stat().st_size
+    assert found["contexts"] == 2 << 20
+    # Input and output, each on the device, and pinned where the device cannot read the host's.
+    assert found["buffers"] == 2 * 2 * (4 * 4 * 4) * (1 if mapped else 2)
+    for instance in instances:
+        instance.close()
+    assert model.memory_bytes()["contexts"] == model.memory_bytes()["buffers"] == 0
+
+
 @pytest.mark.parametrize(
     ("spoil", "expected_text"),
     [
@@ -129,9 +154,9 @@ def test_where_the_configuration_allows_it_the_gpu_takes_the_place_of_nvdla(
         side_car_path(workshop.plan).rename(side_car_path(beside))
     workshop.write(dla=True, side_car=side_car)
     instance: Any = workshop.instance(DLA % 0 + FALLBACK)
-    assert instance._engine.dla_core == 0
+    assert instance.engine.dla_core == 0
     workshop.tensorrt("dla_cores=0")
     instance = workshop.instance(DLA % 0 + FALLBACK)
-    assert instance._engine.dla_core is None
+    assert instance.engine.dla_core is None
     assert "runs on the GPU alone" in caplog.text
     np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)

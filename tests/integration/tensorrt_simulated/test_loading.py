@@ -161,7 +161,7 @@ def test_instances_share_a_loaded_plan_where_tensorrt_lets_them(
     model: Any = workshop.model(config)
     placement = config.instance_groups[0].placements[0]
     two = [model.make_instance(f"m_{i}", placement) for i in range(2)]
-    assert len({id(each._engine) for each in two}) == loads
+    assert len({id(each.engine) for each in two}) == loads
     for each in two:
         np.testing.assert_array_equal(ask(each, inputs={"x": X}).array(), X + 1)
         each.close()
@@ -173,8 +173,8 @@ def test_a_plan_with_parts_for_nvdla_is_loaded_on_the_core_that_is_named(
 ) -> None:
     workshop.write(dla=True)
     instance: Any = workshop.instance(DLA % core)
-    assert instance._engine.dla_core == core
-    assert instance._engine._runtime.DLA_core == core
+    assert instance.engine.dla_core == core
+    assert instance.engine._runtime.DLA_core == core
     np.testing.assert_array_equal(ask(instance, inputs={"x": X}).array(), X + 1)
 
 

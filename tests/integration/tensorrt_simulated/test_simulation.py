@@ -67,7 +67,7 @@ def test_a_version_has_only_what_the_real_one_has(workshop: Workshop, version: s
     for name in ("DataType", "TensorFormat", "IOutputAllocator", "OnnxParserFlag"):
         assert hasattr(trt, name) is (name in NAMES[version][""] and name != "OnnxParserFlag")
     workshop.write()
-    engine: Any = workshop.instance()._engine._engine
+    engine: Any = workshop.instance().engine._engine
     for name in ("get_tensor_shape", "get_tensor_profile_values"):
         assert hasattr(engine, name) is (name in NAMES[version]["ICudaEngine"])
 

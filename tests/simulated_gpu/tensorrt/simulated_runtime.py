@@ -117,6 +117,14 @@ class ICudaEngine(Versioned):
     def num_io_tensors(self) -> int:
         return len(self._ins) + len(self._outs)
 
+    @property
+    def device_memory_size(self) -> int:
+        return self._plan.context_bytes
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        return self._plan.context_bytes
+
     def get_tensor_name(self, index: int) -> str:
         return [*self._ins, *self._outs][index]
 

@@ -228,10 +228,10 @@ def test_a_name_is_given_once(regions: SharedMemory) -> None:
         (50, 1, "Invalid offset for shared memory region: 'r'"),
         (49, 2, "Invalid offset + byte size for shared memory region: 'r'"),
         (-1, 0, "Invalid offset for shared memory region: 'r'"),
+        (-1, 1, "Invalid offset for shared memory region: 'r'"),
         (
-            -1,
-            1,
-            "Integer overflow detected: byte_size (1) + offset (18446744073709551615) exceeds "
+            *(32, -32),
+            "Integer overflow detected: byte_size (18446744073709551584) + offset (32) exceeds "
             "maximum value (18446744073709551615) for region 'r'",
         ),
     ],

@@ -12,7 +12,7 @@ import pytest
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.lane_video import LaneVideo, draw_lane_frame
 from edge_server.errors import SourceError
-from edge_server.lanes.types import Ego, LaneFrame
+from edge_server.lanes.types import Ego, LaneFrame, Mark
 from edge_server.pixels import Image, PixelFormat
 
 if TYPE_CHECKING:
@@ -129,3 +129,24 @@ def test_a_recording_in_lockstep_has_every_frame_in_its_video_at_its_own_rate(
     written = cv2.VideoCapture(str(tmp_path / "drive.mp4"))
     assert written.get(cv2.CAP_PROP_FRAME_COUNT) == 40
     assert written.get(cv2.CAP_PROP_FPS) == pytest.approx(fps, rel=1e-3)
+
+
+def test_marks_of_networks_are_drawn_into_their_frames_and_those_of_the_next_half_second(
+    tmp_path: Path,
+) -> None:
+    video = LaneVideo(tmp_path / "drive.avi")
+    corners = np.array([[32.0, 4], [60, 4], [60, 40], [32, 40], [32, 4]])
+    for number in range(4):
+        at_ns = round(number * 4e8)
+        if number == 1:
+            video.mark("signs", at_ns, [Mark(corners, "", (255, 0, 0), filled=True)])
+        lane_frame = LaneFrame("front", number, 0, at_ns, 0, WIDTH, HEIGHT, "m")
+        grey = Image.of_bgr(np.full((HEIGHT, WIDTH, 3), 128, np.uint8))
+        video(lane_frame, Frame(number, grey, at_ns, 0, clock="recording"))
+    video.close()
+    written = cv2.VideoCapture(str(tmp_path / "drive.avi"))
+    pictures = [written.read()[1] for _ in range(4)]
+    red = [int(each[30, 46, 2]) - int(each[30, 46, 0]) > 30 for each in pictures]
+    assert red == [False, True, True, False]
+    # The tint is within the mark alone.
+    assert abs(int(pictures[1][30, 20, 2]) - 128) < 20

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import DeviceEvents
 from edge_server.errors import Reason
-from edge_server.inference.registry import ModelEntry, ModelState
+from edge_server.inference.registry import IDLE, ModelEntry, ModelState
 from edge_server.pipeline.event_log import Event, EventLog
 
 if TYPE_CHECKING:
@@ -105,6 +105,18 @@ def test_a_new_version_and_the_same_version_anew_are_swaps() -> None:
     assert seen.models(ready("lanes", 2, model())) == [("lanes", "instant", "swapped")]
     assert seen.models(ready("lanes", 2, model())) == [("lanes", "instant", "swapped")]
     assert next(each for each in seen.log.after(0) if each.model).model_version == "2"
+
+
+def test_a_model_that_becomes_idle_or_is_woken_is_no_event_and_a_change_of_it_is() -> None:
+    def idle(version: int = 1) -> ModelEntry:
+        return ModelEntry("seldom", version, ModelState.UNAVAILABLE, IDLE, model())
+
+    seen = Seen()
+    assert seen.models(ready("seldom", 1, model())) == []
+    assert seen.models(idle()) == []
+    assert seen.models(ready("seldom", 1, model())) == []
+    assert seen.models(idle()) == []
+    assert seen.models(ready("seldom", 2, model())) == [("seldom", "instant", "swapped")]
 
 
 def test_a_roll_back_is_one_event_with_its_reason() -> None:

@@ -11,7 +11,13 @@ import pytest
 from edge_server.api.http.sources import LaneLatency
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import LaneRate, status_line
-from edge_server.inference.registry import UNLOADED, ModelEntry, ModelState, ServedConfiguration
+from edge_server.inference.registry import (
+    IDLE,
+    UNLOADED,
+    ModelEntry,
+    ModelState,
+    ServedConfiguration,
+)
 from edge_server.lanes.types import LaneFrame
 
 if TYPE_CHECKING:
@@ -71,6 +77,7 @@ def test_models_that_failed_are_named_and_unloaded_ones_are_not() -> None:
         ModelEntry("a", 1, ModelState.READY),
         ModelEntry("a", 2, ModelState.UNAVAILABLE, "older"),
         ModelEntry("b", 1, ModelState.UNAVAILABLE, UNLOADED),
+        ModelEntry("d", 1, ModelState.UNAVAILABLE, IDLE, SimpleNamespace()),  # type: ignore[arg-type],
         ModelEntry("c", 1, ModelState.UNAVAILABLE, "x" * 1000),
     ]
     text = line(entries=entries, broker="connected")(0.0)

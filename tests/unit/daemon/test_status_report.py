@@ -9,7 +9,7 @@ from edge_server.board.watch import DeviceReport
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import LaneRate, StatusReport
 from edge_server.inference.registry import ModelEntry, ModelState
-from edge_server.lanes.agreement import LaneVerdict
+from edge_server.lanes.agreement import Disagreement, LaneVerdict
 from edge_server.lifecycle.control import PollControl
 from edge_server.pipeline.event_log import EventLog
 from edge_server.settings import NetworkSection
@@ -131,6 +131,7 @@ def test_a_verdict_is_a_state_an_event_and_known_to_the_store() -> None:
         served="lanes",
         failure="",
         verdict=None,
+        disagreement=None,
     )
     daemon.pipelines[0].networks = (network,)
     assert "publish_verdict" in daemon.look()
@@ -144,11 +145,15 @@ def test_a_verdict_is_a_state_an_event_and_known_to_the_store() -> None:
         ("candidate", "lanes", "good: because"),
         ("candidate", "lanes", "worse: because"),
     ]
+    network.disagreement = Disagreement(1, "9 of 10 lines")
+    daemon.look()
+    daemon.look()
     daemon.events._tick(0.0)
     found = [(each.cause, each.camera, each.model) for each in daemon.events.after(0)]
     assert found == [
         ("candidate_good", "front", "candidate"),
         ("candidate_worse", "front", "candidate"),
+        ("candidate_differs", "front", "candidate"),
     ]
     daemon.pipelines[0].networks = ()
     assert "publish_verdict" in daemon.look()

@@ -104,3 +104,28 @@ def test_lines_that_are_only_predicted_do_not_count() -> None:
     agreement.add(served, [], 0, size=SIZE, candidate_us=1, served_us=1)
     missed = next(each for each in agreement.verdict().measures if each.name == "missed lines")
     assert missed.value == 0
+
+
+def test_a_disagreement_is_noted_once_a_minute_and_twenty_times() -> None:
+    generator = np.random.default_rng(1)
+    agreement = LaneAgreement()
+
+    def add(at_s: float, candidate: list[Lane]) -> int:
+        agreement.add(
+            lanes(0, generator),
+            candidate,
+            round(at_s * 1e9),
+            size=SIZE,
+            candidate_us=20_000,
+            served_us=20_000,
+        )
+        return 0 if agreement.disagreement is None else agreement.disagreement.number
+
+    assert [add(second, lanes(0, generator)) for second in range(10)] == [0] * 10
+    # One line of two in each of five frames is not more than half.
+    assert [add(10 + second, lanes(0, generator)[:1]) for second in range(10)] == [0] * 10
+    assert [add(20 + second, []) for second in range(5)] == [1] * 5
+    assert agreement.disagreement is not None
+    assert agreement.disagreement.text == ("6 of 10 lines in 5 frames are of one model alone")
+    assert add(79, []) == 1
+    assert [add(60 * minute, []) for minute in range(2, 40)] == [*range(2, 21), *[20] * 19]

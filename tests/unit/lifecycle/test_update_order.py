@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.waiting import wait_until
 
-from edge_server.errors import InternalError
+from edge_server.errors import InternalError, NotFound
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from support.counted_backend import CountedBackend, Gate
 
+    from edge_server.inference.registry import ModelEntry
     from edge_server.lifecycle.model_spec import ModelSpec
 
 TIMEOUT_S = 30.0
@@ -101,6 +102,9 @@ class Bench:
     def ask(self, name: str) -> float:
         request = InferRequest(name, {"a": Tensor(np.zeros(1, np.float32))})
         return float(self._plane.infer(request).outputs["b"].array[0])
+
+    def entry(self) -> ModelEntry:
+        return self.deployments.table.registry.snapshot.entries["m", 1]
 
     def last_good(self) -> str:
         return (self.store.last_good()["m"].directory / "1" / "add").read_text()
@@ -249,6 +253,92 @@ def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> N
         bench.ask("m")
     assert bench.passed.wait(TIMEOUT_S)
     assert bench.last_good() == "8"
+
+
+IDLE = COUNTED + ' parameters { key: "idle_unload_s" value { string_value: "60" } }'
+
+
+def unload_idle(bench: Bench) -> None:
+    now = time.monotonic()
+    bench.loader.idle.look(now)
+    bench.loader.idle.look(now + 61)
+
+
+@pytest.mark.parametrize("ends", ["passes", "fails"])
+def test_a_change_of_an_idle_model_wakes_it_so_that_its_canary_has_a_predecessor(
+    bench: Bench, counted: CountedBackend, ends: str
+) -> None:
+    bench.changed("m", IDLE, "7")
+    unload_idle(bench)
+    assert bench.entry().is_idle
+    bench.changed("m", IDLE, "8" if ends == "passes" else "nan")
+    record = bench.deployments.table.get("m")
+    assert record.outcome.outcome == ON_TRIAL
+    assert counted.loads["m"] == 3
+    # A canary has not passed before its requests came, however long that takes.
+    unload_idle(bench)
+    assert not bench.entry().is_idle
+    if ends == "passes":
+        for _ in range(10):
+            bench.ask("m")
+        assert bench.passed.wait(TIMEOUT_S)
+        wait_until(lambda: record.canary is None, TIMEOUT_S)
+        assert bench.last_good() == "8"
+        unload_idle(bench)
+        assert bench.entry().is_idle
+    else:
+        wait_until(lambda: bench.ask("m") == 7, TIMEOUT_S)
+        wait_until(lambda: record.outcome.outcome == ROLLED_BACK, TIMEOUT_S)
+        assert bench.last_good() == "7"
+
+
+def test_a_change_of_an_idle_model_whose_loads_fail_leaves_it_idle(
+    bench: Bench, counted: CountedBackend
+) -> None:
+    bench.changed("m", IDLE, "7")
+    unload_idle(bench)
+    counted.fails["m"] = InternalError("its device is gone")
+    bench.changed("m", IDLE, "8")
+    assert bench.entry().is_idle
+    assert "its device is gone" in bench.entry().reason
+    counted.fails.clear()
+    assert (bench.ask("m"), bench.last_good()) == (7, "7")
+
+
+def test_a_change_of_an_idle_model_that_cannot_be_woken_serves_without_a_canary(
+    bench: Bench,
+) -> None:
+    bench.changed("m", IDLE, "7")
+    unload_idle(bench)
+    copy = bench.deployments.table.get("m").serving_copy
+    assert copy is not None
+    number = copy.directory / "1" / "add"
+    number.parent.chmod(0o700)
+    number.unlink()
+    number.write_text("-1")
+    bench.changed("m", IDLE, "8")
+    assert bench.deployments.table.get("m").canary is None
+    assert (bench.ask("m"), bench.last_good()) == (8, "8")
+
+
+def test_files_that_are_only_copied_again_leave_a_model_idle(
+    bench: Bench, counted: CountedBackend
+) -> None:
+    bench.changed("m", IDLE, "7")
+    unload_idle(bench)
+    bench.changed("m", IDLE, "7")
+    assert bench.entry().is_idle
+    assert counted.loads["m"] == 1
+    assert bench.deployments.table.get("m").outcome.outcome == GOOD
+
+
+def test_an_idle_model_that_is_taken_away_is_gone(bench: Bench) -> None:
+    bench.changed("m", IDLE, "7")
+    unload_idle(bench)
+    bench.carry_out(Change("m", None))
+    assert bench.store.last_good() == {}
+    with pytest.raises(NotFound):
+        bench.ask("m")
 
 
 def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(

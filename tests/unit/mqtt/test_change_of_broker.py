@@ -164,10 +164,36 @@ def test_to_publish_ends_and_begins_with_the_table(publisher: Publisher, brokers
     brokers.wait(lambda: brokers.last("b") == "online")
 
 
+def test_a_thread_that_hangs_is_replaced_and_every_state_published_again(
+    publisher: Publisher, brokers: Brokers
+) -> None:
+    """The broker ends the first connection for the second one, which has the same client id."""
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def step(wake: Wake, timeout_s: float) -> None:
+        hangs.set()
+        assert let_go.wait(WAIT_S)
+
+    first, connection = publisher.workers(), brokers.logged_in["a"]
+    connection.step = step
+    assert hangs.wait(WAIT_S)
+    connection.closed = True
+    brokers.states.clear()
+    publisher.reopen()
+    assert publisher.workers() != first
+    brokers.wait(lambda: (STATUS, "online") in brokers.states["a"])
+    let_go.set()
+    first[0].stop(WAIT_S)
+    assert not first[0].alive
+    publisher.publish_model_state("m", "READY")
+    brokers.wait(lambda: ("edge/v1/truck-7/models/m/state", "READY") in brokers.states["a"])
+
+
 def test_nothing_begins_after_the_end(brokers: Brokers) -> None:
     publisher = Publisher(None, IDENTITY)
     publisher.start()
     publisher.stop()
+    publisher.reopen()
     assert publisher.change(Mqtt("b")) == ""
     assert publisher.workers() == []
     assert brokers.states == {}

@@ -160,6 +160,17 @@ def test_a_frame_is_converted_once_for_all_networks(
     assert len(given.found) == 3 * count
 
 
+def test_a_recording_in_lockstep_waits_for_its_networks() -> None:
+    given = Given(of(0))
+    given.camera.lockstep = True
+    given.give(nv12(0), nv12(1))
+    assert [each.frame_id for each in given.lanes] == [0]
+    given.networks[0].tick(0.0)
+    given.pipeline.tick(0.0)
+    given.networks[0].tick(0.0)
+    assert [each.frame_id for each in given.found] == [0, 1]
+
+
 def test_lanes_wait_for_no_network() -> None:
     given = Given(of(0))
     slow = given.models["net0"]
@@ -324,13 +335,22 @@ class RoadLanes(GivenLanes):
         return {**made, "lane_points": Tensor(np.array([lines], np.float32))}
 
 
-def shadow(run: Any, frames: int) -> tuple[NetworkPipeline, Any, list[NetworkFrame]]:
+def shadow(
+    run: Any, frames: int, recorder: Any = None
+) -> tuple[NetworkPipeline, Any, list[NetworkFrame]]:
     """A shadow that saw so many frames, its model's counts, and what it published."""
     plane = data_plane(RoadLanes(), networks={"candidate": (LANES, run)})
     found: list[NetworkFrame] = []
     section = NetworkSection("candidate", shadow_of="lanes")
     network = NetworkPipeline(
-        "front", "new", section, plane, [found.append], shares=FairShares(), served="lane_detection"
+        "front",
+        "new",
+        section,
+        plane,
+        [found.append],
+        shares=FairShares(),
+        served="lane_detection",
+        recorder=recorder,
     )
     camera = OneCamera()
     pipeline = LanePipeline(camera, plane, "lane_detection", [], networks=[network])  # type: ignore[arg-type]
@@ -360,8 +380,13 @@ def test_a_shadow_that_misses_lines_is_worse() -> None:
             "lane_scores": Tensor(np.zeros((1, 0), np.float32)),
         }
 
-    network, _, _ = shadow(blind, 100)
+    recorded: list[NetworkFrame] = []
+    network, _, found = shadow(blind, 100, recorded.append)
     assert network.verdict is not None
+    # What it saw is recorded with the frames, and nowhere else.
+    assert (len(recorded), found) == (100, [])
+    assert network.disagreement is not None
+    assert network.disagreement.number == 1
     assert network.verdict.outcome == "worse"
     assert "missed lines 1" in network.verdict.text
 

@@ -16,7 +16,7 @@ from edge_server.process.worker import (
     AwakeTime,
     Worker,
     check_progress,
-    processor_wait_s,
+    processor_waits_s,
 )
 
 if TYPE_CHECKING:
@@ -84,14 +84,16 @@ def test_standstills_of_the_process_count_for_no_deadline(hanging: Worker) -> No
 
 
 def test_time_without_a_processor_counts_for_no_deadline(hanging: Worker) -> None:
-    """From half of the deadline on, which is 10 s; the thread has waited 100 s before."""
-    waited_s = [100.0]
+    """From half of the deadline on, which is 10 s; any thread of the process, as the one that is
+    late may wait for another. One has waited 100 s before."""
+    waits_s = {1: 100.0, 2: 0.0, 3: 1.0}
 
     def hangs_after(seconds: float) -> bool:
-        return hanging.hangs(looking(seconds), lambda _: waited_s[0])
+        return hanging.hangs(looking(seconds), lambda: dict(waits_s))
 
     assert not hangs_after(6.0)
-    waited_s[0] += 20.0
+    waits_s |= {1: 101.0, 2: 20.0, 4: 1000.0}
+    del waits_s[3]
     assert not hangs_after(29.0)
     assert hangs_after(31.0)
 
@@ -109,9 +111,10 @@ def test_the_kernel_counts_how_long_a_thread_waits_for_a_processor() -> None:
         worker.start()
     ids = [thread.native_id for thread in threading.enumerate() if "hash-" in thread.name]
     asleep = threading.get_native_id()
-    before_s = processor_wait_s(asleep)
-    wait_until(lambda: all(processor_wait_s(each) > 0.1 for each in ids), LONG_S)
-    assert processor_wait_s(asleep) - before_s < min(map(processor_wait_s, ids))
+    before_s = processor_waits_s()[asleep]
+    wait_until(lambda: all(processor_waits_s()[each] > 0.1 for each in ids), LONG_S)
+    now_s = processor_waits_s()
+    assert now_s[asleep] - before_s < min(now_s[each] for each in ids)
     for worker in workers:
         worker.stop(LONG_S)
 

@@ -299,7 +299,15 @@ def test_control_beyond_the_loopback_has_no_effect_without_certificates_or_token
         ),
         (
             '[[grpc.restricted]]\nprotocols = ["healt"]\nheader = "h"\nvalue = "v"',
-            "grpc.restricted[0].protocols[0]: expected one of health, metadata, inference, ",
+            "grpc.restricted[0].protocols[0]: unknown restricted protocol 'healt'; known: health, ",
+        ),
+        (
+            '[[http.restricted]]\nprotocols = ["healt"]\nheader = "h"\nvalue = "v"',
+            "http.restricted[0].protocols[0]: unknown restricted api 'healt'; known: health, ",
+        ),
+        (
+            '[[http.restricted]]\nprotocols = ["health", "health"]\nheader = "h"\nvalue = "v"',
+            "restricted api 'health' can not be specified in multiple config groups",
         ),
         (
             '[[grpc.restricted]]\nprotocols = ["health", "health"]\nheader = "h"\nvalue = "v"',

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from contextlib import suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from edge_server.api.access import RECORD
 from edge_server.api.http.page.state import events_text, state_text
+from edge_server.errors import Unavailable
 from edge_server.pipeline.picture_feed import SizeName  # noqa: TC001 -- msgspec reads it
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from starlette.requests import HTTPConnection, Request
     from starlette.routing import BaseRoute
@@ -244,6 +247,9 @@ def page_routes(sources: PageSources) -> Sequence[BaseRoute]:
     pages = LivePages(sources, access)
     return [
         *(Route(path, _file(name), methods=["GET"]) for path, name in _FILES.items()),
+        Route("/page/recordings", _list_recordings(sources, access), methods=["GET"]),
+        Route("/page/recordings", _record(sources), methods=["POST"]),
+        Route("/page/recordings/{name}", _download(sources, access), methods=["GET"]),
         Route("/page/token", _take_token(access), methods=["POST"]),
         Route("/page/token", _tell(pages), methods=["GET"]),
         WebSocketRoute("/page/live", pages),
@@ -263,6 +269,85 @@ def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
         return Response(data, headers=headers, media_type=media_type)
 
     return serve
+
+
+_NO_RECORDER = "the recorder is off; set recorder.mode to events or continuous"
+_BLOCK_BYTES = 1 << 18
+_MOST_LISTED = 200
+
+
+def _refused(status: int, text: str) -> Response:
+    return JSONResponse({"error": text}, status, _HEADERS)
+
+
+def _list_recordings(
+    sources: PageSources, access: PageAccess
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return what lists the newest recordings."""
+
+    async def list_(request: Request) -> Response:
+        if not access.is_open_to(request):
+            return _refused(401, "a token is needed")
+        if (recorder := sources.parts.recorder) is None:
+            return JSONResponse({"recordings": None}, headers=_HEADERS)
+        try:
+            found = await asyncio.to_thread(recorder.files.listed)
+        except OSError as error:
+            return _refused(503, f"{recorder.files.directory}: {error.strerror}")
+        listed = [{"name": name, "bytes": size} for name, size in found[:_MOST_LISTED]]
+        return JSONResponse({"recordings": listed}, headers=_HEADERS)
+
+    return list_
+
+
+def _download(sources: PageSources, access: PageAccess) -> Callable[[Request], Awaitable[Response]]:
+    """Return what sends a recording."""
+
+    async def send(request: Request) -> Response:
+        if not access.is_open_to(request):
+            return _refused(401, "a token is needed")
+        if (recorder := sources.parts.recorder) is None:
+            return _refused(404, _NO_RECORDER)
+        name: str = request.path_params["name"]
+        try:
+            file = await asyncio.to_thread(recorder.files.open, name)
+        except OSError as error:
+            return _refused(404, f"no recording {name}: {error.strerror}")
+        headers = {
+            **_HEADERS,
+            "Content-Length": str(os.fstat(file.fileno()).st_size),
+            "Content-Disposition": f'attachment; filename="{name}"',
+        }
+
+        async def blocks() -> AsyncIterator[bytes]:
+            with file:
+                while block := await asyncio.to_thread(file.read, _BLOCK_BYTES):
+                    yield block
+
+        return StreamingResponse(blocks(), headers=headers, media_type="application/octet-stream")
+
+    return send
+
+
+def _record(sources: PageSources) -> Callable[[Request], Awaitable[Response]]:
+    """Return what records the seconds around now: a control call, as `Record` of the lane
+    service."""
+
+    async def record(request: Request) -> Response:
+        headers = [("authorization", f"Bearer {request.cookies.get(COOKIE, '')}")]
+        if (rules := sources.rules) is not None and (
+            refusal := rules.token_refusal(RECORD, headers) or rules.refusal(RECORD, headers)
+        ):
+            return _refused(403, str(refusal))
+        if (recorder := sources.parts.recorder) is None:
+            return _refused(503, _NO_RECORDER)
+        try:
+            name = await asyncio.to_thread(recorder.request, "page")
+        except Unavailable as error:
+            return _refused(503, str(error))
+        return JSONResponse({"name": name}, headers=_HEADERS)
+
+    return record
 
 
 def _tell(pages: LivePages) -> Callable[[Request], Awaitable[Response]]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_server.inference.registry import UNLOADED
-from edge_server.pipeline.messages import lane_frame_fields, objects_of
-from edge_server.pipeline.perception import Detections, NetworkFrame
+from edge_server.board.update import RecordFile
+from edge_server.pipeline.messages import lane_frame_fields
+from edge_server.pipeline.perception import NetworkFrame, marks_of
 from edge_server.process.utf8 import as_utf8, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
     from edge_server.board.identity import Identity
     from edge_server.board.watch import DeviceReport
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from edge_server.process.histogram import Distribution
 
 _LONGEST_REASON = 600  # characters
-# Older boxes are elsewhere by now.
-_BOXES_NS = 500_000_000
+# What is older is elsewhere by now.
+_MARKS_NS = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class PageSources:
 
     Attributes:
         vehicle_width_m: between the outer edges of its front wheels.
+        update: of the record of the last update of the system.
         may_read: returns whether a token lets its owner read; None where nobody needs a token.
+        rules: of HTTP; None allows everyone to record.
     """
 
     identity: Identity
@@ -47,11 +50,14 @@ class PageSources:
     pictures: PictureFeed
     events: EventLog
     vehicle_width_m: float = 1.9
+    update: RecordFile = field(default_factory=RecordFile)
     may_read: Callable[[str], bool] | None = None
+    rules: AccessRules | None = None
 
 
 def state_text(sources: PageSources) -> str:
-    """Return the present state as JSON; opens no file but those of /proc, and waits for nobody."""
+    """Return the present state as JSON; opens no file but those of /proc and the record of an
+    update, and waits for nobody."""
     parts, now_s = sources.parts, time.monotonic()
     answered = parts.latency.end_to_end()
     state = {
@@ -63,14 +69,16 @@ def state_text(sources: PageSources) -> str:
         "mono_ms": round(1e3 * now_s),
         "vehicle_width_m": sources.vehicle_width_m,
         "earlier_events": sources.events.earlier,
-        "cameras": [_camera(each, answered, now_s) for each in tuple(parts.pipelines)],
-        "models": [_model(entry) for entry in parts.models() if entry.reason != UNLOADED],
+        "cameras": [_camera(each, answered, parts, now_s) for each in tuple(parts.pipelines)],
+        "models": [_model(entry) for entry in parts.models()],
         "broker": _broker(parts),
         "repository": _repository(parts, now_s),
         "recorder": _recorder(parts),
         "settings": _settings(parts),
         "processors": None if parts.processors is None else parts.processors.utilization(),
         "board": None if parts.board is None else _board(parts.board.report),
+        "free_bytes": parts.free_bytes(),
+        "update": msgspec.to_builtins(sources.update.read()),
     }
     return msgspec.json.encode(state).decode()
 
@@ -95,7 +103,10 @@ def _event(event: Event) -> dict[str, Any]:
 
 
 def _camera(
-    pipeline: LanePipeline, answered: Mapping[tuple[str, ...], Distribution], now_s: float
+    pipeline: LanePipeline,
+    answered: Mapping[tuple[str, ...], Distribution],
+    parts: Sources,
+    now_s: float,
 ) -> dict[str, Any]:
     camera, status = pipeline.camera, pipeline.camera.status
     counted = answered.get((camera.name,))
@@ -112,6 +123,7 @@ def _camera(
         "with_lanes": 0 if counted is None else counted.at_most[-1],
         "dropped": camera.dropped + pipeline.too_old_frames,
         "frame_age_s": camera.last_frame_age_s(now_s),
+        "lanes_age_s": parts.latency.last_valid_age_s(camera.name),
         "calibrated": pipeline.calibration is not None,
         "networks": [
             {
@@ -122,6 +134,9 @@ def _camera(
                 "frames": each.frames,
                 "missed": sum(each.missed.values()),
                 "age_ms": round(each.age_ms),
+                "shadow": each.section.shadow_of is not None,
+                "verdict": "" if each.verdict is None else each.verdict.outcome,
+                "verdict_text": "" if each.verdict is None else _shortened(each.verdict.text),
             }
             for each in pipeline.networks
         ],
@@ -132,7 +147,7 @@ def _model(entry: ModelEntry) -> dict[str, Any]:
     return {
         "name": as_utf8(entry.name),
         "version": entry.version,
-        "state": entry.state.value,
+        "state": "IDLE" if entry.is_idle else entry.state.value,
         "reason": _shortened(entry.reason),
         "configuration": _shortened(str(entry.configuration or "")),
         "degraded": bool(entry.configuration and entry.configuration.degraded),
@@ -227,8 +242,8 @@ class PictureWriter:
         """Return the size of the JSON in four bytes, big endian, the JSON, and the JPEG.
 
         The JSON is a `LaneFrame` message, see docs/mqtt.md, without the ground points, whose
-        polynomials it has, and with `boxes`: the newest detections of each other network, of frames
-        of the last half second. Its age is that of the moment at which the lanes were known.
+        polynomials it has, and with `marks`: what other networks have found in frames of the last
+        half second. Its age is that of the moment at which the lanes were known.
         A picture wider than `width` (px) is made so small.
         """
         # OpenCV comes with the first camera, and takes long to import.
@@ -238,17 +253,20 @@ class PictureWriter:
         for lane in fields["lanes"]:
             if "ground" in lane:
                 del lane["ground"]["points"]
-        fields["boxes"] = self._boxes(sight.lane_frame)
+        fields["marks"] = self._marks(sight.lane_frame)
         text = msgspec.json.encode(fields)
         return b"".join((len(text).to_bytes(4, "big"), text, jpeg_of(sight.frame, _QUALITY, width)))
 
-    def _boxes(self, lane_frame: LaneFrame) -> list[dict[str, Any]]:
+    def _marks(self, lane_frame: LaneFrame) -> list[dict[str, Any]]:
         found = [] if self._networks is None else self._networks.newest_of(lane_frame.camera)
-        return [
-            box
+        marks = [
+            mark
             for message in found
             if isinstance(frame := message.frame, NetworkFrame)
-            and isinstance(frame.result, Detections)
-            and lane_frame.capture_mono_ns - frame.capture_mono_ns < _BOXES_NS
-            for box in objects_of(frame.result)
+            and lane_frame.capture_mono_ns - frame.capture_mono_ns < _MARKS_NS
+            for mark in marks_of(frame)
+        ]
+        return [
+            {"points": points.round(1).tolist(), "text": text, "rgb": rgb, "filled": filled}
+            for points, text, rgb, filled in marks
         ]

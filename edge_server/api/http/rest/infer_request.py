@@ -20,7 +20,7 @@ from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.parameters import write_parameter
 from edge_server.errors import InternalError, InvalidRequest, Unavailable
 from edge_server.requests import log_prefix
-from edge_server.tensors import DataType
+from edge_server.tensors import DataType, shape_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +38,8 @@ _DEEPEST = 100
 _ELEMENTS_AT_ONCE = 2**12
 # The loop's thread has some microseconds of work with each part that it sends.
 _PART_BYTES = 2**18
+# Of elements, and of bytes, in Triton's own counts.
+_MOST_COUNTED = 2**63 - 1
 
 
 def to_raw_contents(name: str, datatype: DataType, count: int, data: Any) -> bytes | memoryview:
@@ -205,7 +207,9 @@ def raw_request(
     if spec.datatype is DataType.BYTES:
         shape = [1 if dim == -1 else dim for dim in shape]
         if math.prod(shape) != 1:
-            raise InvalidRequest("For BYTE datatype raw input, the model must have input shape [1]")
+            raise InvalidRequest(
+                f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]"
+            )
         raw = len(body).to_bytes(4, "little") + bytes(body)
     else:
         if config.max_batch_size > 0:
@@ -277,8 +281,17 @@ def _read_input(
             "read"
         )
     shape = [fields.field({"shape": dim}, "shape", int) for dim in dims]
-    if any(dim >= 2**63 for dim in shape):
-        raise InvalidRequest(f"input '{name}' has a dimension that no memory holds")
+    count, datatype = math.prod(shape), DATATYPES.get(type_name)
+    if max(count, *shape, 0) > _MOST_COUNTED:
+        raise InvalidRequest(
+            f"shape {shape_text(tuple(shape))} of input '{name}' causes total element count to "
+            f"exceed maximum size of {_MOST_COUNTED}"
+        )
+    if datatype is not None and count * datatype.numpy.itemsize > _MOST_COUNTED:
+        raise InvalidRequest(
+            f"byte size overflow for input '{name}': {count} elements of {type_name} exceed "
+            f"{_MOST_COUNTED} bytes"
+        )
     tensor = message.inputs.add(name=name, datatype=type_name, shape=shape)
     if "binary_data_size" in parameters:
         size = fields.field(parameters, "binary_data_size", int)
@@ -291,10 +304,8 @@ def _read_input(
     if "shared_memory_region" in parameters:
         _read_region(tensor, parameters)
         return None, binary
-    datatype = DATATYPES.get(type_name)
     if datatype is None:
         raise InvalidRequest(f"invalid datatype for input {name}")
-    count = math.prod(shape)
     data = fields.field(given, "data", list)
     return (to_raw_contents(name, datatype, count, data) if count else b""), binary
 
@@ -322,6 +333,8 @@ def _read_output(message: Any, given: dict[str, Any], wanted: Wanted) -> None:
     parameters = fields.field(given, "parameters", dict, default={})
     name = fields.field(given, "name", str)
     binary = fields.field(parameters, "binary_data", bool, default=False)
+    if name in wanted.binary:
+        raise InvalidRequest(f"Duplicate output name '{name}' is not allowed in a request")
     output = message.outputs.add(name=name)
     classes = fields.field(parameters, "classification", int, default=0)
     if "shared_memory_region" in parameters:

@@ -7,6 +7,7 @@ NAME is shown in the list of processes, the others are inherited descriptors.
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import signal
@@ -97,7 +98,10 @@ def _close_off(start: Start, connection: socket.socket) -> str:
 
 
 def _import_first(packages: str) -> None:
-    """Search `packages` behind the standard library, before all other packages."""
+    """Search `packages` behind the standard library, before all other packages, and hold them as
+    long as the process runs: see `environments`."""
+    with suppress(OSError):
+        fcntl.flock(os.open(packages, os.O_RDONLY), fcntl.LOCK_SH)
     before = list(sys.path)
     site.addsitedir(packages)
     added = sys.path[len(before) :]

@@ -298,6 +298,7 @@ def _completed(model_class: Any, arguments: Mapping[str, str]) -> str:
     completed = model_class.auto_complete_config(AutoCompleteConfig(arguments["model_config"]))
     if not isinstance(completed, AutoCompleteConfig):
         raise TritonModelException(
-            f"auto_complete_config must return the ModelConfig, found type '{type(completed)}'"
+            f"auto_complete_config function in model '{arguments['model_name']}' must return a "
+            f"valid pb.ModelConfig object. Found type '{type(completed)}'"
         )
     return json.dumps(completed.as_dict())

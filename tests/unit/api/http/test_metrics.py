@@ -18,11 +18,12 @@ from edge_server.api.calls import RequestMetrics
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.metrics import Exposition
 from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
-from edge_server.backends.contract import Phases, TensorModel
+from edge_server.backends.contract import MemoryKind, Phases, TensorModel
 from edge_server.board.watch import BoardWatch, ClockWatch
 from edge_server.cameras.camera import Camera
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import (
+    IDLE,
     UNLOADED,
     LoadedModel,
     ModelEntry,
@@ -132,8 +133,8 @@ def ready(name: str, statistics: ModelStatistics) -> ModelEntry:
 
 
 class OfProcesses(TensorModel):
-    def memory_bytes(self) -> int:
-        return 4096
+    def memory_bytes(self) -> dict[MemoryKind, int]:
+        return {"processes": 4096}
 
 
 def samples(given: Sources) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -199,8 +200,9 @@ def test_a_model_that_failed_has_a_state_and_no_counts() -> None:
     assert not any(name.startswith("nv_inference") for name, _ in found)
 
 
-def test_a_model_that_was_unloaded_on_request_alerts_nobody() -> None:
-    found = samples(sources([ModelEntry("m", 1, ModelState.UNAVAILABLE, UNLOADED)]))
+def test_a_model_that_was_unloaded_on_request_or_is_idle_alerts_nobody() -> None:
+    idle = replace(ready("n", ModelStatistics()), state=ModelState.UNAVAILABLE, reason=IDLE)
+    found = samples(sources([ModelEntry("m", 1, ModelState.UNAVAILABLE, UNLOADED), idle]))
     assert not any(name == "edge_model_state" for name, _ in found)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 
 from edge_server.api.admission import ByteBudget
 from edge_server.api.calls import CallThreads
@@ -22,11 +24,12 @@ from edge_server.api.http.call import QUESTION_BYTES, HttpCall, RequestRefused
 from edge_server.api.http.rest import generate
 from edge_server.api.http.rest.api import JSON, Answer, RestCall
 from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decompressed, to_answer
-from edge_server.api.http.rest.infer_request import Wanted, json_request, to_json
+from edge_server.api.http.rest.infer_request import Wanted, json_request, raw_request, to_json
 from edge_server.api.http.rest.json_fields import load_value, read_json, read_load_parameters
 from edge_server.api.http.rest.routes import _on_thread
 from edge_server.api.http.rest.table import PATHS, document
 from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
+from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
 
@@ -60,7 +63,9 @@ def test_json_becomes_raw_contents_and_binary_data_stays_where_it_is() -> None:
         ({"data": [1]}, "Shape does not match true shape of 'data' field"),
         ({"datatype": "BOOL"}, "non-boolean as boolean"),
         ({"datatype": "BYTES"}, "non-string as string"),
-        ({"shape": [2**63, 2]}, "no memory holds"),
+        ({"shape": [2**63, 0]}, "causes total element count to exceed maximum size of 92233720"),
+        ({"shape": [2**4, 2**60 + 2]}, "causes total element count to exceed maximum size of 9"),
+        ({"shape": [2**2, 2**60 + 2], "datatype": "FP32"}, "byte size overflow for input"),
         ({"shape": [2**62] * 100_000}, "a shape of 100000 dimensions, at most 32 are read"),
         ({"name": "\ud800"}, "The surrogate pair in string is invalid"),
         ({"name": 3}, "Unable to parse 'name'"),
@@ -397,3 +402,32 @@ def test_an_answer_counts_as_far_as_it_is_longer_than_its_request() -> None:
         call.count_answer(5 * MIB)
     call.release()
     assert budget.used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        (
+            'input { name: "a" data_type: TYPE_FP32 dims: 1 } '
+            'input { name: "b" data_type: TYPE_FP32 dims: 1 }',
+            "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'm' "
+            "model configuration",
+        ),
+        (
+            'input { name: "a" data_type: TYPE_FP16 dims: [-1, -1] }',
+            "The shape of the raw input 'a' can not be deduced because there are more than one "
+            "variable-sized dimension",
+        ),
+        (
+            'input { name: "a" data_type: TYPE_STRING dims: 2 }',
+            "For BYTE datatype raw input 'a', the model must have input shape [1]",
+        ),
+    ],
+)
+def test_a_raw_body_that_does_not_tell_its_shape_is_refused(tensors: str, says: str) -> None:
+    config = ModelConfig.of(
+        text_format.Parse(f'name: "m" {tensors}', model_config_pb2.ModelConfig())
+    )
+    with pytest.raises(InvalidRequest) as caught:
+        raw_request("m", "", config, memoryview(bytes(8)))
+    assert str(caught.value).endswith(says)

@@ -73,6 +73,19 @@ def test_a_directory_of_the_models_name_holds_it(
     assert made["y"].array.tolist() == [[1, 1, 1, 1]]  # type: ignore[index]
 
 
+def test_its_memory_is_at_least_its_file_with_external_data_and_without_other_models(
+    files: ModelFiles, write_onnx: Callable[..., None]
+) -> None:
+    directory = files.versions[1]
+    write_onnx(directory / "model.onnx", (1, 4))
+    file_bytes = (directory / "model.onnx").stat().st_size
+    (directory / "model.onnx.data").write_bytes(bytes(100))
+    (directory / "model_int8.onnx").write_bytes(bytes(10_000))
+    completed = onnxruntime.complete(files, 1, config(""))
+    model = onnxruntime.load(LoadContext(directory, completed, Devices()))
+    assert model.memory_bytes() == {"file": file_bytes + 100}
+
+
 def test_parameters_are_checked_before_the_model_is_loaded(files: ModelFiles) -> None:
     said = 'parameters { key: "execution_mode" value { string_value: "2" } }'
     with pytest.raises(ModelConfigError, match=r"config\.pbtxt: parameters: .*`\$.execution_mode`"):

@@ -12,6 +12,7 @@ from edge_server.api.http.scrape import Scrape
 from edge_server.board.board import Board, read_board
 from edge_server.cli.status import screen
 from edge_server.cli.status_report import DaemonReport, DaemonSample, make_report
+from edge_server.inference.registry import IDLE
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2, lanes_pb2
 from edge_server.settings import Mqtt, RecorderSection, Settings
 
@@ -27,6 +28,8 @@ edge_camera_last_frame_age_seconds{{camera="front"}} 0.021
 edge_mqtt_connected {connected}
 edge_mqtt_queue_depth 2.0
 edge_mqtt_dropped_total 5.0
+edge_model_memory_bytes{{model="seg",version="1",kind="file"}} 1048576.0
+edge_model_memory_bytes{{model="seg",version="1",kind="contexts"}} 3145728.0
 edge_settings_reloaded {reloaded}
 edge_settings_restart_needed {waiting}
 edge_board_condition{{reason="throttled"}} {throttled}
@@ -72,6 +75,7 @@ def sample(at_s: float, count: int, scrape: Scrape | None, **more: Any) -> Daemo
                 entry(name="seg", version="1", state="READY"),
                 entry(name="other", version="2", state="UNAVAILABLE", reason="no such\nfile"),
                 entry(name="gone", version="1", state="UNAVAILABLE", reason="unloaded"),
+                entry(name="rare", version="1", state="UNAVAILABLE", reason=IDLE),
             ],
             "statistics": [statistics(count, count * 10_000_000)],
             "backends": {"seg": "tensorrt"},
@@ -100,6 +104,8 @@ def test_rates_and_means_are_those_between_the_samples(board: Board) -> None:
     found, text = report(board)
     (seg,) = (each for each in found.models or () if each.name == "seg")
     assert (seg.per_s, seg.mean_ms, seg.queue_ms, seg.infer_ms) == (10.0, 10.0, 1.0, 5.0)
+    assert seg.memory_bytes == {"file": 1 << 20, "contexts": 3 << 20}
+    assert "≥4\n" in text
     (front,) = found.cameras or ()
     assert (front.fps, front.lanes_per_s, front.mean_ms) == (30.0, 30.0, 50.0)
     assert (front.lanes, front.status, front.dropped) == (1, "degraded", 7)
@@ -112,6 +118,8 @@ def test_a_model_that_is_not_ready_has_its_reason_and_an_unloaded_one_no_line(
     _, text = report(board)
     assert "✔ seg" in text
     assert "✘ other" in text
+    # One that its next request loads is as it should be.
+    assert "✔ rare" in text
     assert "\n    no such file\n" in text
     assert "gone" not in text
 
@@ -135,6 +143,10 @@ def test_without_metrics_their_facts_are_unknown_and_the_fault_is_shown(board: B
     assert found.version is found.uptime_s is front.fps is None
     assert "✘ http://x: Connection refused" in text
     assert "‼ broker 10.0.0.2:1883: not known" in text
+    assert "‼ recorder: not known" in text
+    _, text = report(board, Settings(recorder=RecorderSection(mode="events")), metrics=Scrape(""))
+    assert "  broker: none\n" in text
+    assert "  recorder: off" in text
 
 
 @pytest.mark.parametrize(
@@ -159,7 +171,10 @@ def test_models_and_cameras_that_grpc_refuses_to_list_are_unknown_not_gone(
         ({"connected": 0}, "✘ broker 10.0.0.2:1883: not connected; 2 wait, 5 lane messages"),
         ({"reloaded": 0}, "✘ settings: the last reload was refused"),
         ({"waiting": 2}, "‼ settings: 2 wait for a restart; `systemctl status edge-server`"),
-        ({"throttled": 1}, "✘ board: no Jetson, CPU 50%, clock synchronized\n    throttled; "),
+        (
+            {"throttled": 1},
+            "✘ board: no Jetson, CPU ▮▮▮▮▮▯▯▯▯▯ 50%, clock synchronized\n    throttled; ",
+        ),
         ({"throttled": 0}, "disk: free 1.0 GiB in /var/lib/edge_server"),
     ],
 )
@@ -210,7 +225,9 @@ def test_the_recorder_and_the_plans_have_lines(board: Board) -> None:
     )
     found, text = report(board, settings, metrics=recorder)
     assert "✔ recorder: events, 1.0 MiB written, 2 lost, 0 not encoded" in text
-    assert "  broker: none in the settings" in text
+    # The daemon has a broker that these settings do not name; and so it is with the recorder.
+    assert "✔ broker: connected, 2 wait" in text
+    assert "✔ recorder: on, 1.0 MiB" in report(board, Settings(), metrics=recorder)[1]
     assert found.plans.models == ("seg",)
     assert "  plans: seg" in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from typing import TYPE_CHECKING
 
@@ -30,12 +31,18 @@ if TYPE_CHECKING:
 
 
 def test_a_load_is_done_when_it_returns_and_does_nothing_where_no_file_has_changed(
-    world: World, write_model: WriteModel, counted: CountedBackend
+    world: World,
+    write_model: WriteModel,
+    counted: CountedBackend,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = write_model("m", COUNTED)
-    for _ in range(3):
-        world.control.load("m")
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            world.control.load("m")
     assert counted.loads["m"] == 1
+    # Triton's words, which people search for.
+    assert caplog.text.count("successfully loaded 'm'") == 1
     set_number(model, 5)
     world.control.load("m")
     assert world.ask("m") == 5

@@ -19,7 +19,7 @@ from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 TIMEOUT_S = 30.0
@@ -61,13 +61,18 @@ class World:
     """A repository under model control, and what a client sees of it."""
 
     def __init__(
-        self, *repositories: Path, strict: bool = True, take_down: bool = False, **options: object
+        self,
+        *repositories: Path,
+        strict: bool = True,
+        take_down: bool = False,
+        kept: Collection[str] = (),
+        **options: object,
     ) -> None:
         self.registry = ModelRegistry()
         private = PrivateDirectory()
         source = Repositories(repositories, PrivateCopies(private).copy)
         self.loader = RepositoryLoader(
-            ModelLifecycle(ModelTable(self.registry), take_down=take_down), source
+            ModelLifecycle(ModelTable(self.registry), take_down=take_down), source, kept=kept
         )
         options = {"explicit": True, "private": private, **options}
         self.control = RepositoryControl(self.loader, **options)  # type: ignore[arg-type]

@@ -7,15 +7,19 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from foxglove_schemas_protobuf.ImageAnnotations_pb2 import ImageAnnotations
 from mcap.reader import make_reader
 from support.mcap_drive import EPOCH_NS, PERIOD_NS, Drive, camera_jpeg, content, is_whole
 
+from edge_server.cameras.mcap_file import cameras_in
 from edge_server.errors import Unavailable
+from edge_server.pipeline.perception import Detections, NetworkFrame, TensorList
 from edge_server.pipeline.recorder import mcap_writer
 from edge_server.pipeline.recorder.mcap_writer import RECORDING, Ring
 from edge_server.pipeline.recorder.recording_writer import RecordingFiles
+from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -449,3 +453,56 @@ def test_a_file_that_is_not_named_closes_nobody_else_s_descriptor(
     writer.abandon()
     os.fstat(taken[0])
     os.close(taken[0])
+
+
+def test_what_networks_find_is_recorded_and_drawn_in_the_picture_of_its_frame(
+    tmp_path: Path,
+) -> None:
+    drive = Drive(tmp_path, width=160)
+    result = Detections(
+        np.array([[100.0, 20, 140, 60]]), np.array([1]), np.array([0.9]), ("stop", "yield")
+    )
+    found = NetworkFrame(
+        "front", 0, 0, drive.now_ns, EPOCH_NS, 320, 192, "signs",
+        network="signs", task="detection", result=result,
+    )  # fmt: skip
+    drive.recorder(found)  # its picture was dropped: nobody knows its size
+    drive.frames(1)
+    drive.recorder(found)
+    drive.stop()
+
+    (path,) = drive.files()
+    assert content(path).topics[1:] == [
+        *("/front/lanes", "/front/image", "/front/annotations"),
+        *("/front/networks/signs/results", "/front/networks/signs/annotations"),
+    ]
+    assert list(cameras_in(path)) == ["front"]
+    with path.open("rb") as file:
+        messages = list(make_reader(file).iter_messages())
+    *_, (schema, _, result_message), (_, _, drawn) = messages
+    assert schema is not None
+    assert schema.name == "edge.perception.v1.NetworkFrame"
+    message = perception_pb2.NetworkFrame.FromString(result_message.data)
+    assert (message.network, message.detections[0].label) == ("signs", "yield")
+    assert drawn.publish_time == result_message.publish_time == EPOCH_NS
+    annotations = ImageAnnotations.FromString(drawn.data)
+    (box,), (text,) = annotations.points, annotations.texts
+    # The picture is half as large as the camera's.
+    assert [(each.x, each.y) for each in box.points] == [
+        (50, 10), (70, 10), (70, 30), (50, 30), (50, 10)
+    ]  # fmt: skip
+    assert (text.text, text.position.x) == ("yield 0.90", 50)
+
+
+def test_results_of_networks_take_no_place_of_frames(tmp_path: Path) -> None:
+    drive = Drive(tmp_path)
+    found = NetworkFrame("front", 0, 0, 0, 0, 320, 192, "m", network="n", result=TensorList(()))
+    for _ in range(20):
+        drive.recorder(found)
+    for _ in range(4):
+        drive.give()
+    drive.stop()
+    recorded = content(drive.files()[0])
+    assert recorded.frame_ids == [0, 1, 2, 3]
+    assert recorded.topics.count("/front/networks/n/results") == 16
+    assert drive.recorder.dropped == 4

@@ -8,19 +8,23 @@ const FIRST_DELAY_S = 1;
 const LONGEST_DELAY_S = 10;
 const KEPT_EVENTS = 50;
 const MOST_CAMERAS = 64; // at which a page may look
+const LOW_DISK_BYTES = 256e6;
+const NEAR_THROTTLE_C = 5;
+const UNLOADED = "unloaded"; // on request, or with its directory
 const STAGES = [
   ["age", "Age"], ["queue", "Queue"], ["preprocess", "Preprocess"], ["infer", "Model"], ["postprocess", "Decode"],
 ];
 const KINDS = {
-  lane_departure: "Lane departure", lane_change: "Lane change", camera: "Camera", model: "Model", degraded: "Degraded",
+  lane_departure: "Lane departure", lane_change: "Lane change", camera: "State", model: "Change", degraded: "Degraded",
 };
 
 const $ = (id) => document.getElementById(id);
 const decoder = new TextDecoder();
 const cameras = new Map(); // by name: { state, frame, bitmap, at, history, canvas, button, label, rates }
 const events = []; // the newest first
-const NO_CAMERA = { state: null, frame: null, bitmap: null, rates: { frames: null, lanes: null } };
-let device = null; // the last state
+const NO_CAMERA = { state: null, frame: null, bitmap: null, at: 0, lanesAt: -Infinity, rates: { frames: null, lanes: null } };
+let device = null; // the last state, and when it came
+let stateAt = 0;
 let chosen = "";
 let socket = null;
 let paused = false;
@@ -74,8 +78,6 @@ function connect() {
     const waitS = delayS * (0.8 + 0.4 * Math.random());
     delayS = Math.min(2 * delayS, LONGEST_DELAY_S);
     offlineWhy = reason || refused.error || "The device does not respond";
-    tone($("link"), "bad");
-    say($("link"), "reconnecting");
     setTimeout(connect, 1000 * waitS);
     refresh();
   };
@@ -123,6 +125,7 @@ async function takePicture(buffer) {
 function show(camera, frame, bitmap) {
   camera.bitmap?.close();
   Object.assign(camera, { frame, bitmap, at: performance.now() });
+  if (frame.status !== "FRAME_STATUS_INVALID") camera.lanesAt = camera.at - frame.time.age_us / 1000;
   const sample = { at: camera.at, age: frame.time.age_us / 1000 };
   for (const stage of ["queue", "preprocess", "infer", "postprocess"]) sample[stage] = (frame.latency_us[stage] ?? 0) / 1000;
   camera.history.push(sample);
@@ -172,7 +175,8 @@ function drawPicture(canvas, { frame, bitmap }, large) {
     const points = path(lane);
     const ego = Math.abs(lane.index) === 1 || !lane.index;
     const broad = (large ? (ego ? 4.5 : 3) : 2) * scale;
-    context.setLineDash(lane.predicted ? [broad, 2.5 * broad] : []);
+    // As from above: dashes are paint, dots are a line that is continued from earlier frames.
+    context.setLineDash(lane.predicted ? [0.1, 2.5 * broad] : lane.type === "MARKING_TYPE_DASHED" ? [6 * broad, 5 * broad] : []);
     trace(points);
     context.strokeStyle = "rgb(3 10 12 / .6)";
     context.lineWidth = broad + 2.5 * scale;
@@ -182,12 +186,21 @@ function drawPicture(canvas, { frame, bitmap }, large) {
     context.stroke();
   }
   context.setLineDash([]);
-  context.strokeStyle = context.fillStyle = "#ff9f6e";
-  context.lineWidth = 2 * scale;
   context.font = `${12 * scale}px sans-serif`;
-  for (const { box, label, class_id } of frame.boxes ?? []) {
-    context.strokeRect(box.x_min * across, box.y_min * down, (box.x_max - box.x_min) * across, (box.y_max - box.y_min) * down);
-    if (large) context.fillText(label || `class ${class_id}`, box.x_min * across, box.y_min * down - 4 * scale);
+  // What other networks have found: boxes, outlines of areas, words.
+  for (const { points, text, rgb, filled } of frame.marks ?? []) {
+    trace(points.map(([x, y]) => [x * across, y * down]));
+    context.fillStyle = `rgb(${rgb.join(" ")} / .3)`;
+    if (filled) context.fill();
+    context.strokeStyle = context.fillStyle = `rgb(${rgb.join(" ")})`;
+    context.lineWidth = 2 * scale;
+    context.stroke();
+    if (!large || !text) continue;
+    const place = [points[0][0] * across + 2 * scale, points[0][1] * down - 5 * scale];
+    context.strokeStyle = "rgb(3 10 12 / .8)";
+    context.lineWidth = 3 * scale;
+    context.strokeText(text, ...place);
+    context.fillText(text, ...place);
   }
 }
 
@@ -198,10 +211,22 @@ function showRoad({ frame, state }) {
   context.setTransform(scale, 0, 0, scale, 0, 0);
   const size = { width: canvas.clientWidth, height: canvas.clientHeight };
   const count = drawRoad(context, size, state?.calibrated ? frame : null, device?.vehicle_width_m ?? 1.9, colours);
-  say($("road-note"), state?.calibrated
-    ? "Lanes in metres, each with the band in which it lies with 95 %."
-    : "This camera has no calibration, so nothing is known in metres: edge-server calibrate.");
+  say($("road-note"), state?.calibrated ? "" : "This camera has no calibration, so nothing is known in metres: edge-server calibrate.");
+  $("legend").hidden = !state?.calibrated;
   canvas.setAttribute("aria-label", state?.calibrated ? `${count} lane boundaries on the road` : "No calibration");
+}
+
+// How old the lanes are that the page shows of a camera, ms; Infinity before the first ones.
+function shownAge(camera) {
+  const now = performance.now();
+  // A camera without a lane model has other networks alone.
+  if (paused || camera.state?.model === "") return now - camera.at;
+  const said = camera.state?.lanes_age_s ?? null;
+  return Math.min(now - camera.lanesAt, said === null ? Infinity : 1000 * said + now - stateAt);
+}
+
+function areOld(camera) {
+  return paused || !camera.frame || !arrives(camera) || (camera.state.model !== "" && shownAge(camera) > STALE_MS);
 }
 
 // Figures of the chosen camera
@@ -216,18 +241,20 @@ function curve(ego) {
   const curvature = ego?.curvature_1pm;
   if (curvature === undefined) return ["–", ""];
   const within = 2 * (ego.curvature_std_1pm ?? 0);
-  if (Math.abs(curvature) + within < 1 / 2000) return ["straight", ""];
-  if (Math.abs(curvature) < within) return ["–", ""];
+  if (Math.abs(curvature) < 1 / 2000 && within < 1 / 1000) return ["straight", ""];
+  if (Math.abs(curvature) < Math.max(within, 1 / 2000)) return ["–", ""];
   return [String(Math.round(1 / Math.abs(curvature) / 10) * 10), `m ${curvature > 0 ? "left" : "right"}`];
 }
 
 function showFigures(camera) {
+  const age = shownAge(camera);
+  const old = areOld(camera);
   const ego = camera.frame?.ego;
   const wide = ego?.lane_width_m;
   const rows = [
-    ["Lanes", String(camera.frame?.lanes.length ?? "–"), ""],
-    ["Lane rate", camera.rates.lanes === null ? "–" : camera.rates.lanes.toFixed(1), "Hz"],
-    ["Age", camera.frame ? (camera.frame.time.age_us / 1000).toFixed(0) : "–", "ms"],
+    ["Lanes", camera.frame && camera.frame.status !== "FRAME_STATUS_INVALID" ? String(camera.frame.lanes.length) : "–", ""],
+    ["Lane rate", camera.rates.lanes === null || offlineWhy ? "–" : camera.rates.lanes.toFixed(1), "Hz"],
+    ["Age", ...(old ? [camera.frame ? duration(age / 1000) : "–", ""] : [(camera.frame.time.age_us / 1000).toFixed(0), "ms"])],
     ["Off the middle", ...sideways(ego?.lateral_offset_m)],
     ["Lane width", ...(wide === undefined ? ["–", ""] : [wide.toFixed(2), "m"])],
     ["Curve radius", ...curve(ego)],
@@ -260,10 +287,9 @@ function takeState(state) {
   if (device && device.version !== state.version) return location.reload();
   const before = device;
   device = state;
+  stateAt = performance.now();
   delayS = FIRST_DELAY_S;
   offlineWhy = "";
-  tone($("link"), "good");
-  say($("link"), "live");
   const names = new Set(state.cameras.map((each) => each.name));
   for (const [name, camera] of cameras) {
     if (!names.has(name)) {
@@ -289,6 +315,7 @@ function takeState(state) {
   document.title = `${state.device} · edge-server`;
   showModels();
   showDevice();
+  listRecordings();
   refresh();
   look();
 }
@@ -302,7 +329,7 @@ function addCamera(name) {
   label.append(element("b", "", name), element("span", "chip"));
   button.append(canvas, label);
   $("strip").append(button);
-  const camera = { state: null, frame: null, bitmap: null, at: 0, since: performance.now(), history: [], canvas, button, label, rates: { frames: null, lanes: null } };
+  const camera = { state: null, frame: null, bitmap: null, at: 0, lanesAt: -Infinity, history: [], canvas, button, label, rates: { frames: null, lanes: null } };
   cameras.set(name, camera);
   return camera;
 }
@@ -312,7 +339,7 @@ function choose(name) {
   for (const [each, { button }] of cameras) button.setAttribute("aria-pressed", String(each === name));
   const camera = cameras.get(name) ?? NO_CAMERA;
   if (camera.bitmap) drawChosen(camera);
-  else { $("picture").width = 0; showRoad({ frame: null, state: camera.state }); showFigures(camera); }
+  else { $("picture").width = 0; showRoad({ frame: null, state: camera.state }); }
   refresh();
   look();
 }
@@ -321,57 +348,128 @@ function choose(name) {
 function judged(camera) {
   const { state, frame } = camera;
   const text = state.text || state.state;
+  if (state.state === "ended") return ["", "ended", text];
   if (!["live", "degraded"].includes(state.state)) return [state.state === "starting" ? "wait" : "bad", state.state, text];
   if (!state.usable) return ["bad", state.reason || state.state, text];
   if (state.failure) return ["bad", "no lanes", state.failure];
+  if (frame && state.model && shownAge(camera) > STALE_MS && !paused) return ["bad", "no lanes", "No lanes come"];
   if (state.state === "degraded") return ["wait", state.reason || "degraded", text];
   if (frame?.status === "FRAME_STATUS_STALE") return ["wait", "late", "Its lanes are older than max_age_ms"];
   return ["good", "live", text];
 }
 
+// The same as the page may say it now: of a page without a connection, and of a paused one, nothing is live.
+function marked(camera) {
+  if (offlineWhy) return ["bad", "no connection", offlineWhy];
+  return paused ? ["wait", "paused", ""] : judged(camera);
+}
+
+// Whether its pictures are of the road as it is: the server says whether frames arrive. Pictures may come
+// seldom on a busy device, and have their age then.
+function arrives({ state }) {
+  return !offlineWhy && ["live", "degraded"].includes(state.state);
+}
+
+function pictureAge(camera) {
+  const age = performance.now() - camera.at;
+  return camera.at && age > STALE_MS && !paused && !offlineWhy ? `picture ${duration(age / 1000)} old` : "";
+}
+
+// What needs a person: a tone, what it is, and why.
+function alarms() {
+  const { broker, recorder, settings, board, update, free_bytes, models } = device;
+  const found = [];
+  const words = (text) => text.replaceAll("_", " ");
+  if (broker && !broker.connected) found.push(["bad", "MQTT broker", broker.state]);
+  const reasons = board?.reasons.map((each) => each.split(": ")) ?? [];
+  for (const [word, ...rest] of reasons) found.push(["bad", words(word), rest.join(": ")]);
+  for (const { name, celsius, throttle } of board?.zones ?? []) {
+    if (throttle && celsius > throttle - NEAR_THROTTLE_C) found.push(["wait", "Heat", `${name} throttles at ${throttle.toFixed(0)} °C`]);
+  }
+  for (const [directory, bytes] of Object.entries(free_bytes)) {
+    if (bytes < LOW_DISK_BYTES) found.push(["bad", "Disk", `less than ${megabytes(LOW_DISK_BYTES)} free in ${directory}`]);
+  }
+  if (recorder?.failure && !reasons.some(([word]) => word === "not_recorded")) found.push(["bad", "Recorder", recorder.failure]);
+  if (settings?.fault) found.push(["bad", "Settings", `not reloaded: ${settings.fault}`]);
+  if (["pending", "failed", "rolled_back"].includes(update.state)) found.push(["wait", `Update ${words(update.state)}`, update.fault || update.result]);
+  const alike = new Map(); // cameras with the same fault
+  for (const [name, camera] of cameras) {
+    const [level, word, text] = judged(camera);
+    if (["good", ""].includes(level) || word === "starting") continue;
+    const key = `${level} ${text}`;
+    if (!alike.has(key)) alike.set(key, [level, [], text]);
+    alike.get(key)[1].push(name);
+  }
+  for (const [level, names, text] of alike.values()) found.push([level, `Camera${names.length > 1 ? "s" : ""} ${names.join(", ")}`, text]);
+  for (const [name, { state }] of cameras) {
+    for (const { name: network, failure } of state.networks) if (failure) found.push(["wait", `Network ${network} of ${name}`, failure.split(":")[0]]);
+  }
+  const serving = new Set(models.filter(({ state }) => state === "READY").map(({ name }) => name));
+  for (const { name, state, reason, degraded } of models) {
+    if (state === "UNAVAILABLE" && reason !== UNLOADED) found.push([serving.has(name) ? "wait" : "bad", `Model ${name}`, reason]);
+    else if (degraded) found.push(["wait", `Model ${name}`, reason || "degraded"]);
+  }
+  return found.sort(([a], [b]) => a.localeCompare(b));
+}
+
 function refresh() {
   if (!device) return;
-  let good = 0;
-  for (const camera of cameras.values()) {
-    const [level, word] = judged(camera);
-    good += level !== "bad" && word !== "starting";
-    const chip = camera.label.lastElementChild;
-    tone(chip, level);
-    say(chip, word);
-  }
-  const count = cameras.size;
-  const what = count && [...cameras.values()].every((each) => each.state.model === "") ? "Pictures" : "Lanes";
-  const warnings = device.board?.reasons.length ? ` · ${device.board.reasons.map((each) => each.split(":")[0].replaceAll("_", " ")).join(", ")}` : "";
-  say($("summary"), offlineWhy ? `${offlineWhy}; what is shown is old` : `${what} from ${good} of ${count} camera${count === 1 ? "" : "s"}${warnings}`);
+  const found = alarms();
+  replaced($("alarms").firstElementChild, found.map(([level, what, text]) => {
+    const row = element("li");
+    tone(row, level);
+    row.append(element("b", "", what), element("span", "", text));
+    return row;
+  }));
+  $("alarms").hidden = !found.length || Boolean(offlineWhy);
+  const faults = found.filter(([level]) => level === "bad").length;
+  const [level, word] = offlineWhy ? ["bad", "reconnecting"] : paused ? ["wait", "paused"] : faults ? ["bad", `${faults} fault${faults === 1 ? "" : "s"}`] : ["good", "live"];
+  tone($("link"), level);
+  say($("link"), word);
   freshen();
 }
 
 // Greys out what is old, and says why.
 function freshen() {
-  const now = performance.now();
-  for (const camera of cameras.values()) camera.button.classList.toggle("stale", !paused && now - camera.at > STALE_MS);
-  const camera = cameras.get(chosen);
-  const stage = $("stage");
-  const [level, word, text] = camera?.state ? judged(camera) : ["wait", "no camera", "No camera is configured"];
-  const fresh = camera && now - camera.at <= STALE_MS;
-  stage.dataset.state = !camera ? "empty" : paused ? "paused" : fresh ? "live" : "stale";
-  say($("stage-name"), chosen);
-  tone($("stage-state"), paused ? "wait" : offlineWhy ? "bad" : level);
-  say($("stage-state"), paused ? "paused" : offlineWhy ? "no connection" : word);
-  say($("stage-rate"), camera && camera.rates.frames !== null ? `${camera.rates.frames.toFixed(1)} fps` : "");
-  let why = "";
-  if (!camera) why = device ? text : "";
-  else if (!fresh && !paused && (level !== "good" || now - (camera.at || camera.since) > STALE_MS)) {
-    why = offlineWhy ? `${offlineWhy}. Reconnecting …` : level === "good" ? "No picture for 2 s" : `${word[0].toUpperCase()}${word.slice(1)}: ${text}`;
+  if (!device) return;
+  let good = 0;
+  for (const camera of cameras.values()) {
+    good += !areOld(camera);
+    const [level, word] = marked(camera);
+    const chip = camera.label.lastElementChild;
+    tone(chip, level);
+    say(chip, [word, level === "good" ? pictureAge(camera) : ""].filter(Boolean).join(", "));
+    camera.button.classList.toggle("stale", Boolean(camera.bitmap) && !paused && !arrives(camera));
   }
+  const count = cameras.size;
+  const what = count && [...cameras.values()].every(({ state }) => state.model === "") ? "Pictures" : "Lanes";
+  say($("summary"), offlineWhy ? `${offlineWhy}; what is shown is old` : paused ? "Paused: what is shown is old" : `${what} from ${good} of ${count} camera${count === 1 ? "" : "s"}`);
+  const camera = cameras.get(chosen);
+  const [level, word, text] = camera ? marked(camera) : ["wait", "no camera", "No camera is configured"];
+  const stage = $("stage");
+  const ended = camera?.state.state === "ended" && !offlineWhy;
+  stage.dataset.state = !camera ? "empty" : paused ? "paused" : !arrives(camera) ? (ended ? "ended" : "stale") : camera.bitmap ? "live" : "empty";
+  stage.classList.toggle("blank", !camera?.bitmap);
+  say($("stage-name"), chosen);
+  tone($("stage-state"), level);
+  say($("stage-state"), word);
+  say($("stage-rate"), [camera && pictureAge(camera), camera && camera.rates.frames !== null && arrives(camera) ? `${camera.rates.frames.toFixed(1)} fps` : ""].filter(Boolean).join(" · "));
+  let why = "";
+  if (!camera) why = text;
+  else if (stage.dataset.state === "empty") why = "Waiting for a picture";
+  else if (!paused && !arrives(camera)) why = offlineWhy ? `${offlineWhy}. Reconnecting …` : `${word[0].toUpperCase()}${word.slice(1)}: ${text}`;
   say($("stage-why"), why);
+  const old = !camera || areOld(camera);
+  for (const id of ["figures", "road-card", "timing-card"]) $(id).classList.toggle("old", old);
+  if (camera) showFigures(camera);
+  say($("road-age"), old && camera?.frame ? `${duration(shownAge(camera) / 1000)} old` : "");
   const lanes = camera?.frame?.lanes.length ?? 0;
-  const label = `Camera ${chosen}: ${word}${camera?.state?.model === "" ? "" : `, ${lanes} lane boundaries`}`;
+  const label = `Camera ${chosen}: ${word}${camera?.state.model === "" ? "" : `, ${lanes} lane boundaries`}`;
   if ($("picture").getAttribute("aria-label") !== label) $("picture").setAttribute("aria-label", label);
 }
 
-function modelTone(state) {
-  return { READY: "good", UNAVAILABLE: "bad" }[state] ?? "wait";
+function modelTone(state, reason) {
+  return reason === UNLOADED ? "wait" : { READY: "good", UNAVAILABLE: "bad" }[state] ?? "wait";
 }
 
 function showModels() {
@@ -381,13 +479,24 @@ function showModels() {
     const title = element("b", "", name);
     if (version) title.append(element("small", "empty", `  v${version}`));
     const chip = element("span", "chip", degraded ? "degraded" : (state || "not loaded").toLowerCase());
-    tone(chip, degraded ? "wait" : modelTone(state));
+    tone(chip, degraded ? "wait" : modelTone(state, reason));
     head.append(title, chip);
     row.append(head);
     if (configuration && !degraded) row.append(element("p", "reason", configuration));
     if (reason) row.append(element("p", "reason", reason));
     return row;
   });
+  for (const { name, networks } of device.cameras) {
+    for (const { name: network, model, verdict, verdict_text } of networks.filter(({ shadow }) => shadow)) {
+      const row = element("li");
+      const head = element("div", "head");
+      const chip = element("span", "chip", verdict || "no verdict yet");
+      tone(chip, { good: "good", worse: "bad" }[verdict] ?? "wait");
+      head.append(element("b", "", `${model} as shadow`), chip);
+      row.append(head, element("p", "reason", `Camera ${name}, network ${network}${verdict_text ? `: ${verdict_text}` : ""}`));
+      rows.push(row);
+    }
+  }
   replaced($("models"), rows.length ? rows : [element("li", "empty", "No model is loaded")]);
 }
 
@@ -422,8 +531,8 @@ function deviceFacts() {
   else if (settings?.restart_needed.length) add("Settings", `restart needed for ${settings.restart_needed.join(", ")}`, "wait");
   else add("Settings", "as in the file", "");
   if (repository) {
-    const counted = Object.entries(repository.outcomes).filter(([, count]) => count).map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`);
-    add("Model reloads", counted.join(", ") || "none yet");
+    const counted = Object.entries(repository.outcomes).filter(([name, count]) => count && name !== "unchanged").map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`);
+    add("Changes of models", counted.join(", ") || "none since the start");
   }
   if (!board) return facts;
   for (const reason of board.reasons) {
@@ -460,16 +569,25 @@ function showDevice() {
 function takeEvents(found) {
   for (const each of found) if (!events.some(({ id }) => id === each.id)) events.unshift(each);
   events.length = Math.min(events.length, KEPT_EVENTS);
+  showEvents();
+}
+
+function showEvents() {
   const rows = events.map((each) => {
     const row = element("li");
     const at = new Date(each.epoch_ms);
     const time = element("time", "", at.toLocaleTimeString([], { hour12: false }));
     time.dateTime = at.toISOString();
     const text = element("div");
-    const of = each.camera || each.model;
-    const title = element("b", "", `${KINDS[each.kind] ?? each.kind}${each.phase === "end" ? " over" : ""}${of ? ` · ${of}` : ""}`);
+    const side = ["lane_departure", "lane_change"].includes(each.kind);
+    const what = `${KINDS[each.kind] ?? each.kind}${side ? ` to the ${each.cause}` : ""}`;
+    const of = [each.model && `model ${each.model}`, each.camera && `camera ${each.camera}`];
+    if (each.phase === "end") of.push("over");
+    const title = element("b", "", [what, ...of].filter(Boolean).join(" · "));
     tone(title, each.phase === "end" || each.phase === "instant" ? "good" : each.kind === "lane_change" ? "wait" : "bad");
-    text.append(title, element("span", "", `${each.cause.replaceAll("_", " ")}${each.text ? `: ${each.text}` : ""}`));
+    text.append(title, element("span", "", [side ? "" : each.cause.replaceAll("_", " "), each.text].filter(Boolean).join(": ")));
+    const file = recordings?.find(({ name }) => name.endsWith(`-event-${each.kind}-${each.id}.mcap`));
+    if (file) text.append(download(file.name, "Recording"));
     row.append(time, text);
     return row;
   });
@@ -486,6 +604,61 @@ function showWarning() {
   else delete $("stage").dataset.departure;
   $("warning").hidden = !open;
   say($("warning"), open ? `Leaving the lane to the ${open.cause}` : "");
+}
+
+// Recordings
+
+let recordings = null; // the newest first; null where the recorder is off
+let recordedBytes = -1;
+
+// Only where there may be new ones: a file was completed since.
+async function listRecordings() {
+  const { recorder } = device;
+  $("recordings-card").hidden = !recorder;
+  if (!recorder || recorder.written_bytes === recordedBytes) return;
+  recordedBytes = recorder.written_bytes;
+  try {
+    const response = await fetch("page/recordings");
+    if (response.ok) ({ recordings } = await response.json());
+  } catch {
+    recordedBytes = -1; // with the next state
+  }
+  showRecordings();
+}
+
+function download(name, text) {
+  const link = element("a", "", text);
+  link.href = `page/recordings/${encodeURIComponent(name)}`;
+  link.download = name;
+  return link;
+}
+
+function showRecordings() {
+  const found = recordings ?? [];
+  say($("recordings-count"), found.length ? `${found.length}, ${megabytes(found.reduce((sum, { bytes }) => sum + bytes, 0))}` : "");
+  const rows = found.map(({ name, bytes }) => {
+    const row = element("li");
+    // Number, boot, time in UTC, cause.
+    const [, , at, ...cause] = name.replace(/\.mcap$/, "").split("-");
+    const began = new Date(at.replace(/^(....)(..)(..)T(..)(..)(..)Z$/, "$1-$2-$3T$4:$5:$6Z"));
+    row.append(download(name, cause.join(" ").replaceAll("_", " ")), element("p", "reason", `${began.toLocaleString([], { hour12: false })}, ${megabytes(bytes)}`));
+    return row;
+  });
+  replaced($("recordings"), rows.length ? rows : [element("li", "empty", "None yet")]);
+  showEvents();
+}
+
+async function record() {
+  say($("record-fault"), "");
+  $("record").disabled = true;
+  try {
+    const response = await fetch("page/recordings", { method: "POST" });
+    const { name, error } = await response.json();
+    say($("record-fault"), error ?? `${name} is being written`);
+  } catch {
+    say($("record-fault"), "The device does not respond");
+  }
+  $("record").disabled = false;
 }
 
 // Sparklines
@@ -546,6 +719,11 @@ function step(by) {
   if ($("strip").contains(document.activeElement)) cameras.get(chosen).button.focus();
 }
 
+function fullScreen() {
+  if (document.fullscreenElement) document.exitFullscreen();
+  else $("stage").requestFullscreen();
+}
+
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, dialog")) return;
   if (/^[1-9]$/.test(event.key)) {
@@ -554,6 +732,7 @@ function onKey(event) {
   } else if (event.key === "ArrowRight" && cameras.size > 1) step(1);
   else if (event.key === "ArrowLeft" && cameras.size > 1) step(-1);
   else if (event.key.toLowerCase() === "p") pause();
+  else if (event.key.toLowerCase() === "f") fullScreen();
   else return;
   event.preventDefault();
 }
@@ -588,6 +767,8 @@ takeEvents([]);
 document.addEventListener("keydown", onKey);
 document.addEventListener("visibilitychange", look);
 $("pause").addEventListener("click", pause);
+$("full").addEventListener("click", fullScreen);
+$("record").addEventListener("click", record);
 $("login-form").addEventListener("submit", logIn);
 $("login").addEventListener("cancel", (event) => event.preventDefault());
 setInterval(() => { freshen(); showWarning(); drawTiming(); }, 250);

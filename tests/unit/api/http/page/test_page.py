@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from starlette.applications import Starlette
 
+from edge_server.api.access import AccessRules
 from edge_server.api.http.page.routes import (
     COOKIE,
     MISTAKE,
@@ -356,7 +357,19 @@ def test_an_acknowledgement_of_nothing_ends_the_connection() -> None:
     run(sources(), scenario)
 
 
-def test_boxes_of_the_last_half_second_are_with_the_picture() -> None:
+def test_recordings_are_for_readers_and_record_now_for_who_may_control() -> None:
+    page = sources(may_read=lambda token: token == "right")  # noqa: S105  # a test's own
+    for path in ("/page/recordings", "/page/recordings/x.mcap"):
+        assert ask(page, path)[0] == 401
+    status, _, body = ask(page, "/page/recordings", cookie=f"{COOKIE}=right")
+    assert (status, json.loads(body)) == (200, {"recordings": None}), "the recorder is off"
+    assert ask(page, "/page/recordings", "POST")[0] == 503
+    closed = sources(rules=AccessRules("is a control call", {}))
+    status, _, body = ask(closed, "/page/recordings", "POST")
+    assert (status, json.loads(body)["error"]) == (403, "Record is a control call")
+
+
+def test_marks_of_the_last_half_second_are_with_the_picture() -> None:
     networks = LaneFeed(IDENTITY)
     boxes = Detections(np.array([[1.0, 2, 3, 4]]), np.array([0]), np.array([0.9]), ("car",))
     for name, age_ns in (("new", 100_000_000), ("old", 900_000_000)):
@@ -378,5 +391,5 @@ def test_boxes_of_the_last_half_second_are_with_the_picture() -> None:
     lanes = LaneFrame("front", 1, 0, 10**9, 0, 64, 36, "lane_detection")
     written = PictureWriter(IDENTITY, networks)(Sight(lanes, frame, 10**9), 64)
     fields = json.loads(written[4 : 4 + int.from_bytes(written[:4], "big")])
-    (box,) = fields["boxes"]
-    assert (box["label"], box["box"]["x_max"]) == ("car", 3)
+    (mark,) = fields["marks"]
+    assert (mark["text"], mark["points"][2], mark["filled"]) == ("car 0.90", [3, 4], False)
