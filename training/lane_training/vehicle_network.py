@@ -48,8 +48,6 @@ OPSET = 13
 MEASURED_SEED = 10_000_000
 PICTURE_PX = 1280, 720
 IOU = 0.5
-# As a daemon has it where the configuration has none.
-THRESHOLD = 0.25
 MEASURED = "synthetic://", "every condition", "night", "rain", "bend"
 
 
@@ -349,15 +347,18 @@ def measured_roads(kind: str, count: int) -> list[tuple[RoadScene, float]]:
 
 def measure(repository: Path, count: int) -> str:
     """Return a Markdown table: of each kind of road the average precision of each class at an
-    overlap of 0.5, how many of the vehicles are found at the daemon's threshold and how many boxes
-    there are beside them, and the overlap of the drivable area.
+    overlap of 0.5, how many of the vehicles are found at the threshold of the configuration, how
+    many boxes there are beside them, and the overlap of the drivable area.
 
     Pictures have 1280 x 720 px and become the input as `image_preprocess` makes it; a daemon's own
     contracts read the outputs.
     """
     runtime = session(repository / "road_objects" / "1" / "model.onnx")
-    detection = _contract(repository / "vehicles", LABELS, score_threshold="0.02")
-    segmentation = _contract(repository / "drivable_area", ("background", "drivable"))
+    vehicles = _config(repository / "vehicles", LABELS)
+    threshold = float(vehicles.parameters["score_threshold"])
+    all_boxes = {**vehicles.parameters, "score_threshold": "0.02"}
+    detection = Contract.of(replace(vehicles, parameters=all_boxes))
+    segmentation = Contract.of(_config(repository / "drivable_area", ("background", "drivable")))
     view = View(PICTURE_PX, CropRegion(0, 0, *PICTURE_PX), INPUT_PX)
     lines = [
         f"| {count} roads each | AP of cars | AP of lorries | found | beside | drivable area |",
@@ -387,18 +388,17 @@ def measure(repository: Path, count: int) -> str:
             average_precision(scores[classes == c], hits[classes == c], counts[c])
             for c in range(len(LABELS))
         ]
-        sure = scores >= THRESHOLD
+        sure = scores >= threshold
         share, beside = hits[sure].sum() / counts.sum(), (~hits[sure]).sum() / counts.sum()
         figures = *precision, share, beside, both / either
         lines.append(f"| {kind} | {' | '.join(f'{each:.3f}' for each in figures)} |")
     return "\n".join(lines)
 
 
-def _contract(folder: Path, labels: tuple[str, ...], **parameters: str) -> Contract:
+def _config(folder: Path, labels: tuple[str, ...]) -> ModelConfig:
     text = (folder / "config.pbtxt").read_text()
     config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
-    labelled = {config.outputs[0].name: labels}
-    return Contract.of(replace(config, labels=labelled, parameters=parameters))
+    return replace(config, labels={config.outputs[0].name: labels})
 
 
 def matched(
