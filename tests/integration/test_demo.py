@@ -88,8 +88,8 @@ def test_another_network_is_shown_beside_the_lanes(tmp_path: Path) -> None:
     assert {vehicle["label"] for vehicle in vehicles} <= {"car", "lorry"}
     assert any(10 < vehicle["ground"]["x_m"] < 100 for vehicle in vehicles if "ground" in vehicle)
     lost = demo(tmp_path, "--network", "pedestrians")
-    assert lost.returncode == 78
-    assert "cameras.road.networks.pedestrians: unknown model: 'pedestrians'" in lost.stderr
+    assert lost.returncode == 69
+    assert "unknown model: 'pedestrians' is not found; put it into a repository" in lost.stderr
 
 
 def test_a_clip_in_lockstep_loses_no_frame_and_its_video_has_the_clips_pace(
