@@ -22,6 +22,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from appliance import LiveDaemon, readers
+from record import add_option, record
 from support.live_cameras.clip import Clip, write_road
 from support.live_cameras.network import TcpProxy
 from support.live_cameras.rtsp import RtspCamera, Stream, what_is_missing
@@ -144,8 +145,9 @@ def _seconds(since_ns: int, until_ns: int | None) -> float:
     return math.inf if until_ns is None else (until_ns - since_ns) / 1e9
 
 
-def measure(reader: str, names: list[str], arguments: argparse.Namespace) -> None:
-    """Print a line for each fault."""
+def measure(reader: str, names: list[str], arguments: argparse.Namespace) -> dict[str, float]:
+    """Print a line for each fault, and return its medians."""
+    found = {}
     stream = Stream(codec=arguments.codec, fps=arguments.fps)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -171,7 +173,10 @@ def measure(reader: str, names: list[str], arguments: argparse.Namespace) -> Non
                 f"  {'yes' if good else 'NO':4} {', '.join(sorted(words))}",
                 flush=True,
             )
+            found[f"{reader} {name} seen s"] = median(seen)
+            found[f"{reader} {name} back s"] = median(back)
         running.check()
+    return found
 
 
 def main() -> int:
@@ -182,14 +187,17 @@ def main() -> int:
     parser.add_argument("--lasts-s", type=float, default=4.0, help="from a fault until its end")
     parser.add_argument("--codec", default="h264", choices=["h264", "h265", "jpeg"])
     parser.add_argument("--fps", type=float, default=15.0)
+    add_option(parser)
     arguments = parser.parse_args()
     if missing := what_is_missing():
         sys.exit(missing)
     print(
         f"{'':10} {'':12} {'seen':>6} {'most':>6} {'goal':>5} {'back':>7} {'most':>6} {'goal':>5}"
     )
+    found = {}
     for reader in arguments.reader or readers():
-        measure(reader, arguments.fault or list(FAULTS), arguments)
+        found |= measure(reader, arguments.fault or list(FAULTS), arguments)
+    record(arguments.record, found)
     return 0
 
 

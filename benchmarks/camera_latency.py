@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from appliance import LiveDaemon, readers, shown_ns
+from record import add_option, record
 from support.live_cameras.clip import write_road
 from support.live_cameras.network import TcpProxy
 from support.live_cameras.rtsp import RtspCamera, Stream, what_is_missing
@@ -146,7 +147,7 @@ def whole_daemon(uri: str, reader: str, seconds: float) -> dict[str, np.ndarray]
     return dict(zip((*names, "claimed"), np.array(rows).T, strict=True))
 
 
-def measure(reader: str, arguments: argparse.Namespace) -> None:
+def measure(reader: str, arguments: argparse.Namespace) -> dict[str, float]:
     width, height = map(int, arguments.size.split("x"))
     stream = Stream(codec=arguments.codec, fps=arguments.fps, stamp=True, kbit_s=arguments.kbit_s)
     with tempfile.TemporaryDirectory() as folder:
@@ -180,6 +181,7 @@ def measure(reader: str, arguments: argparse.Namespace) -> None:
     for name, value in rows.items():
         print(f"  {name:16}{value:8.1f} ms")
     sys.stdout.flush()
+    return {f"{reader} {name} ms": value for name, value in rows.items()}
 
 
 def main() -> int:
@@ -190,11 +192,14 @@ def main() -> int:
     parser.add_argument("--fps", type=float, default=15.0)
     parser.add_argument("--kbit-s", type=int, default=1500)
     parser.add_argument("--seconds", type=float, default=15.0)
+    add_option(parser)
     arguments = parser.parse_args()
     if missing := what_is_missing():
         sys.exit(missing)
+    found = {}
     for reader in arguments.reader or readers():
-        measure(reader, arguments)
+        found |= measure(reader, arguments)
+    record(arguments.record, found)
     return 0
 
 

@@ -21,6 +21,7 @@ from statistics import median
 import cv2
 import numpy as np
 from appliance import readers
+from record import add_option, record
 from support.live_cameras.clip import road
 from support.live_cameras.mjpeg import MjpegCamera
 
@@ -51,7 +52,8 @@ def serve(size: str, fps: float, quality: int) -> None:
         sys.stdin.read()
 
 
-def measure(uris: list[str], reader: str, seconds: float) -> str:
+def measure(uris: list[str], reader: str, seconds: float) -> dict[str, float]:
+    """Print a line, and return the frames a second, the share of a core and the age."""
     options = SourceOptions(reader=reader)  # type: ignore[arg-type]  # argparse has checked it
     cameras = [Camera(f"camera{n}", uri, options=options) for n, uri in enumerate(uris)]
     for camera in cameras:
@@ -72,11 +74,13 @@ def measure(uris: list[str], reader: str, seconds: float) -> str:
     for camera in cameras:
         camera.stop()
     fps = [each / wall_s for each in got]
-    return (
+    core, age_ms = cpu_s / wall_s / len(cameras), median(ages or [0])
+    print(
         f"{reader:10} {len(cameras)} {min(fps):6.1f} {max(fps):6.1f} fps"
-        f" {100 * cpu_s / wall_s / len(cameras):6.1f} % CPU, age {median(ages or [0]):6.1f} ms,"
-        f" {shape}"
+        f" {core:6.1%} CPU, age {age_ms:6.1f} ms, {shape}",
+        flush=True,
     )
+    return {f"{reader} per s": min(fps), f"{reader} core": core, f"{reader} age ms": age_ms}
 
 
 def main() -> None:
@@ -88,12 +92,14 @@ def main() -> None:
     parser.add_argument("--cameras", type=int, default=1)
     parser.add_argument("--reader", action="append", choices=["gstreamer", "opencv"])
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    add_option(parser)
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.size, arguments.fps, arguments.quality)
         return
     command = [sys.executable, __file__, "--serve", "--size", arguments.size]
     command += ["--fps", str(arguments.fps), "--quality", str(arguments.quality)]
+    found = {}
     for reader in arguments.reader or readers():
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -102,9 +108,10 @@ def main() -> None:
             print(f"{arguments.size}, {int(nbytes) / 1e6:.2f} MB a picture: ", end="")
             uris = [f"http://127.0.0.1:{port}/camera.mjpeg"] * arguments.cameras
             try:
-                print(measure(uris, reader, arguments.seconds), flush=True)
+                found |= measure(uris, reader, arguments.seconds)
             finally:
                 server.communicate()
+    record(arguments.record, found)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from appliance import readers, shown_ns, stamped_cameras
 from google.protobuf import text_format
+from record import add_option, record
 from support.live_cameras.rtsp import what_is_missing
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -141,7 +142,8 @@ class Row:
         if at_ns is not None:
             self.ages_ms[lane_frame.camera].append((now_ns - at_ns) / 1e6)
 
-    def line(self) -> str:
+    def values(self) -> dict[str, float]:
+        """Return the row's numbers; `core` is of each camera, `share` of its frames."""
         ages = np.concatenate([np.array(each) for each in self.ages_ms.values()])
         shares = [len(each) / self.wall_s for each in self.ages_ms.values()]
         even = sum(shares) / len(shares)
@@ -149,13 +151,17 @@ class Row:
         wants_more = [s for s, fps in zip(shares, self.fps, strict=True) if fps > 1.1 * even]
         ratio = max(wants_more) / max(1e-9, min(wants_more)) if wants_more else 1.0
         p50, p99 = np.percentile(ages, (50, 99)) if len(ages) else (np.nan, np.nan)
-        dropped = 100 * self.dropped / self.captured
-        cpu = 100 * self.cpu_s / self.wall_s / len(shares)
-        return (
-            f"{len(shares):7} {sum(shares):9.1f} {min(shares):6.1f} {max(shares):6.1f} {ratio:8.2f}"
-            f" {p50:8.1f} {p99:8.1f} {dropped:6.1f} % {cpu:6.1f} %"
-            f" {self.client_requests / self.wall_s:9.1f}"
-        )
+        return {
+            "per s": sum(shares),
+            "least per s": min(shares),
+            "most per s": max(shares),
+            "ratio": ratio,
+            "age p50 ms": p50,
+            "age p99 ms": p99,
+            "dropped share": self.dropped / self.captured,
+            "core": self.cpu_s / self.wall_s / len(shares),
+            "clients per s": self.client_requests / self.wall_s,
+        }
 
 
 # A lane model of three steps, as the shipped one; a quick step takes 1 ms.
@@ -449,6 +455,7 @@ def main() -> None:
     parser.add_argument("--shadow", type=int, default=0, metavar="PAIRS")
     parser.add_argument("--rtsp", metavar="WIDTHxHEIGHT", help="RTSP cameras of this size")
     parser.add_argument("--reader", default=readers()[0], choices=["gstreamer", "opencv"])
+    add_option(parser)
     arguments = parser.parse_args()
     if arguments.verdicts:
         print_verdicts(arguments.verdicts)
@@ -460,10 +467,9 @@ def main() -> None:
         sys.exit(missing)
     print(f"model: {arguments.run_ms:g} ms a run, {arguments.batch} rows", end="")
     print(f"; RTSP {arguments.rtsp}, {arguments.reader}" if arguments.rtsp else "")
-    print(
-        f"{'rates':7} {'cameras':7} {'frames/s':9} {'min':6} {'max':6} {'max/min':8} {'age p50':8} "
-        f"{'p99 ms':8} {'dropped':8} {'CPU':8} {'clients/s':9}"
-    )
+    heads = ["frames/s", "min", "max", "max/min", "age-p50", "p99-ms", "dropped", "CPU", "clients"]
+    print(f"{'rates':7} cameras", " ".join(f"{head:>9}" for head in heads))
+    found: dict[str, float] = {}
     for name, fps in RATES_FPS.items():
         for cameras in map(int, arguments.cameras.split(",")):
             rates = fps[:cameras]
@@ -476,7 +482,11 @@ def main() -> None:
                 sources = nullcontext([f"steady://it?fps={f:g}&width={w}" for f, w in stills])
             with sources as uris:
                 row = run_row(rates, uris, arguments)
-            print("\n".join([f"{name:7} {row.line()}", *row.network_lines()]), flush=True)
+            values = row.values()
+            line = " ".join(f"{value:9.2f}" for value in values.values())
+            print("\n".join([f"{name:7} {cameras:7} {line}", *row.network_lines()]), flush=True)
+            found |= {f"{name} {cameras} {key}": value for key, value in values.items()}
+    record(arguments.record, found)
 
 
 if __name__ == "__main__":

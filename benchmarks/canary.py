@@ -38,6 +38,7 @@ import grpc
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from record import add_option, record
 from reload import CONFIG, METHOD, Daemon
 from tritonclient.grpc import service_pb2 as pb
 
@@ -267,6 +268,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--load", choices=LOADS, default=LOADS[0])
     parser.add_argument("--probation-s", type=float, default=1.0)
+    add_option(parser)
     arguments = parser.parse_args()
     context = get_context("spawn")
     over, bursts = context.Event(), context.Value("i", 0)
@@ -301,17 +303,21 @@ def main() -> int:
                     campaign.go("back")
             over.set()
             counts = [pipe.recv() for pipe in pipes]
-            return report(campaign, counts)
+            return report(campaign, counts, arguments.record)
         finally:
             over.set()
             daemon.stop()
 
 
-def report(campaign: Campaign, counts: list[Counter[str]]) -> int:
+def report(campaign: Campaign, counts: list[Counter[str]], kept_as: str | None) -> int:
+    found: dict[str, float] = {}
     for kind, ends in campaign.ends.items():
         took = np.percentile(campaign.took_s[kind], (50, 100))
         text = ", ".join(f"{count} {end}" for end, count in ends.items())
         print(f"{kind:8} {sum(ends.values()):4}: {text}; p50 {took[0]:.1f} s, max {took[1]:.1f} s")
+        found |= {f"{kind} {end}": count for end, count in ends.items()}
+        found |= {f"{kind} p50 s": took[0], f"{kind} max s": took[1]}
+    record(kept_as, found)
     clients, attacker = counts[:-1], counts[-1]
     print(f"clients  {dict(sum(clients, Counter()))}")
     print(f"nonsense {dict(attacker)}")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 import numpy as np
+from record import add_option, record
 
 WARM_UP = 20
 STAGES = ("queue", "preprocess", "infer", "postprocess")
@@ -24,6 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", default="synthetic://road?seed=7&fps=25")
     parser.add_argument("--frames", type=int, default=300)
+    add_option(parser)
     arguments = parser.parse_args()
 
     command = [sys.executable, "-m", "edge_server", "demo", "--json"]
@@ -39,9 +41,12 @@ def main() -> int:
     size = messages[0]["image"]
     print(f"{arguments.source}: {len(messages)} frames of {size['width']}x{size['height']}")
     print(f"{'ms':14} {'median':>8} {'p95':>8} {'max':>8}")
+    found = {}
     for name, values in rows.items():
         median, p95, most = np.percentile(values, (50, 95, 100)) / 1e3
         print(f"{name:14} {median:8.2f} {p95:8.2f} {most:8.2f}")
+        found |= {f"{name} p50 ms": median, f"{name} p95 ms": p95, f"{name} max ms": most}
+    record(arguments.record, found)
     return 0
 
 

@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from record import add_option, record
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as lanes_pb
@@ -663,6 +664,7 @@ class Watched:
     def __init__(self, target: Target, name: str, rest_bytes: int) -> None:
         self._target, self._name, self._rest = target, name, rest_bytes
         self.failed: list[str] = []
+        self.values: dict[str, float] = {}
 
     def __enter__(self) -> Watched:
         context = get_context("spawn")
@@ -696,6 +698,12 @@ class Watched:
             f"cores {daemon_s / took_s:4.2f} + {clients_s / took_s:4.2f}  {failed or ''}",
             flush=True,
         )
+        self.values = {
+            f"{self._name} age p50 ms": p50,
+            f"{self._name} age p99 ms": p99,
+            f"{self._name} answer s": slowest,
+            f"{self._name} more MiB": more / MIB,
+        }
         if ended is not None:
             self.failed.append(f"{self._name}: the daemon ended with {ended}")
         if not p99 < MOST_AGE_MS:
@@ -740,6 +748,7 @@ def main() -> None:
     )
     parser.add_argument("--nice", type=int, default=19, help="of the clients")
     parser.add_argument("--seed", type=int, default=1)
+    add_option(parser)
     arguments = parser.parse_args()
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -769,11 +778,13 @@ def campaigns(target: Target, arguments: argparse.Namespace) -> list[str]:
     rest = int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE")
     print(f"at rest {rest / MIB:.0f} MiB")
     failed: list[str] = []
+    found: dict[str, float] = {}
     only = tuple(arguments.only)
     for baseline in BASELINES:
         with Watched(target, baseline.__name__, rest) as watched:
             at_priority(arguments.nice, partial(baseline, target))
         failed += watched.failed
+        found |= watched.values
     shares = {
         malformed_grpc: 1 / 3,
         malformed_http: 1 / 3,
@@ -789,6 +800,7 @@ def campaigns(target: Target, arguments: argparse.Namespace) -> list[str]:
             codes = at_priority(arguments.nice, partial(malformed, target, chance, count))
         print(f"    {codes.total()}: {dict(codes.most_common(8))}", flush=True)
         failed += watched.failed
+        found |= watched.values
     attacks = [each for each in ATTACKS if each.__name__.startswith(only)]
     for place, attack in enumerate(attacks):
         rounds = arguments.attacks * (place + 1) // len(attacks) - arguments.attacks * place // len(
@@ -802,6 +814,8 @@ def campaigns(target: Target, arguments: argparse.Namespace) -> list[str]:
                 at_priority(arguments.nice, partial(attack, target))
                 rounds -= 1
         failed += watched.failed
+        found |= watched.values
+    record(arguments.record, found)
     return failed
 
 

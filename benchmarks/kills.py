@@ -36,6 +36,7 @@ import grpc
 import numpy as np
 import onnx
 from mcap.reader import make_reader
+from record import add_option, record
 from reload import METHOD, NEVER, Deliveries
 from tritonclient.grpc import service_pb2 as pb
 
@@ -141,15 +142,21 @@ class Campaign:
                 self._one(number)
                 if number % 20 == 19:
                     print(*self.faults[-3:], sep="\n")
-                    print(
-                        f"{number + 1:4} kills, {self._delivered} deliveries, {self._least} kept, "
-                        f"{len(self._seen)} events, {len(self._checked)} recordings, "
-                        f"{len(self.faults)} faults",
-                        flush=True,
-                    )
+                    counts = (f"{count:g} {name}" for name, count in self.counts().items())
+                    print(f"{number + 1:4} kills, {', '.join(counts)}", flush=True)
         finally:
             self._over.set()
             deliverer.join()
+
+    def counts(self) -> dict[str, float]:
+        """Return how much was delivered, kept, seen and found wrong."""
+        return {
+            "deliveries": self._delivered,
+            "kept": self._least,
+            "events": len(self._seen),
+            "recordings": len(self._checked),
+            "faults": len(self.faults),
+        }
 
     def _deliver(self) -> None:
         while not self._over.wait(0.3):
@@ -235,6 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    add_option(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder), arguments.seed)
@@ -242,6 +250,8 @@ def main() -> int:
     print(*campaign.faults, sep="\n")
     p50_s, p99_s = np.percentile(campaign.starts_s, (50, 99))
     print(f"{len(campaign.faults)} faults; served again after {p50_s:.1f} s, p99 {p99_s:.1f} s")
+    found = campaign.counts() | {"served p50 s": p50_s, "served p99 s": p99_s}
+    record(arguments.record, found)
     return bool(campaign.faults)
 
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
+from record import add_option, record
 from serving import METHOD, MODELS, OPTIONS, cpu_s, free_port, request_bytes
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
@@ -191,9 +192,11 @@ def row(name: str, times: str, loads: Sequence[Load], ratio: str = "") -> str:
 
 def report(
     works: Sequence[Work], server: subprocess.Popen[bytes], port: int, seconds: float, rounds: int
-) -> None:
+) -> dict[str, float]:
+    """Print a table, and return each work's goodput beyond its capacity, as a share of its best."""
     print(f"{'':18}{'load':>5}{'asked/s':>9}{'good/s':>9}{'p99 ms':>9}{'ref p50':>9}", end="")
     print(f"{'ref p99':>9}{'late':>7}{'s CPU':>7}{'c CPU':>7}{'/peak':>7}  others")
+    found = {}
     for work in works:
         ratios: list[float] = []
         rising: dict[float, list[Load]] = {times: [] for times in RISING}
@@ -207,8 +210,10 @@ def report(
             ratios.append(beyond[-1].goodput_per_s / peak)
         for times, loads in rising.items():
             print(row(work.name, f"{times:g}", loads))
-        ratio = f"{statistics.median(ratios):.2f}"
+        found[f"{work.name} share"] = statistics.median(ratios)
+        ratio = f"{found[f'{work.name} share']:.2f}"
         print(row(work.name, "peak", beyond, ratio).replace("peak", f"{TIMES}p"), flush=True)
+    return found
 
 
 def write_models(folder: Path) -> None:
@@ -232,6 +237,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", metavar="WORK", help="works that start with this")
+    add_option(parser)
     arguments = parser.parse_args()
     kilobyte = np.zeros(1024, np.uint8)
     image = np.zeros((1, 3, 360, 640), np.float32)
@@ -252,7 +258,8 @@ def main() -> int:
         try:
             wait_until_ready(port)
             chosen = [work for work in works if work.name.startswith(arguments.only)]
-            report(chosen, server, port, arguments.seconds, arguments.rounds)
+            found = report(chosen, server, port, arguments.seconds, arguments.rounds)
+            record(arguments.record, found)
         finally:
             server.terminate()
             server.wait()

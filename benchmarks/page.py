@@ -48,6 +48,7 @@ from edge_server.tools.road.renderer import synthetic_road
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 from evaluate_lane_model import SHIPPED_MODELS, load_models
+from record import add_option, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,6 +98,7 @@ def main() -> int:
     parser.add_argument("--fps", type=float, default=30.0)
     parser.add_argument("--browser", action="store_true")
     parser.add_argument("--reader", help=argparse.SUPPRESS)  # the page's other side
+    add_option(parser)
     arguments = parser.parse_args()
     if arguments.reader:
         read_pictures(arguments.reader)
@@ -130,7 +132,7 @@ def main() -> int:
         pipeline.worker.start()
     time.sleep(WARM_UP_S)
     print(f"a call without a page: {call_without_page_ns(feed):.0f} ns")
-    report(pairs(count, feed, server.port_of("http"), arguments))
+    record(arguments.record, report(pairs(count, feed, server.port_of("http"), arguments)))
     for pipeline in pipelines:
         pipeline.worker.stop()
         pipeline.camera.stop()
@@ -256,8 +258,10 @@ def browser(port: int, _: list[str]) -> Iterator[None]:
         chromium.close()
 
 
-def report(found: list[tuple[Rates, Rates]]) -> None:
+def report(found: list[tuple[Rates, Rates]]) -> dict[str, float]:
+    """Print what an open page costs, and return it: open / closed, and the threads' shares."""
     closed, opened = np.moveaxis(np.array(found), 1, 0)
+    values = {}
     for place, name in enumerate(("frames/s", "frames/CPU s")):
         low, middle, high = np.percentile(opened[:, place] / closed[:, place], (25, 50, 75))
         medians = np.median(closed[:, place]), np.median(opened[:, place])
@@ -265,8 +269,10 @@ def report(found: list[tuple[Rates, Rates]]) -> None:
             f"{name}: closed {medians[0]:.2f}, open {medians[1]:.2f}; open / closed "
             f"{middle:.3f} ({low:.3f} to {high:.3f})"
         )
+        values |= {f"{name} p25": low, f"{name} p50": middle, f"{name} p75": high}
     shares = 100 * np.median(closed[:, 2]), 100 * np.median(opened[:, 2])
     print(f"the page's threads: {shares[0]:.2f} % of it closed, {shares[1]:.2f} % open")
+    return values | {"closed percent": shares[0], "open percent": shares[1]}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
+from record import add_option, record
 
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.cameras.colour import bgr_of
@@ -49,10 +50,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1, help="of OpenCV, for one frame")
+    add_option(parser)
     arguments = parser.parse_args()
     cv2.setNumThreads(arguments.threads)
     print(f"OpenCV {cv2.__version__}, {cv2.getNumThreads()} thread(s) for a frame")
-    print(f"{'frame':26} {'ms':>7} {'x4 core':>8} {'BGR first':>9} {'picture':>8}")
+    print(f"{'frame':26} {'ms':>8} {'x4 core':>8} {'BGR 1st':>8} {'picture':>8}")
+    found: dict[str, float] = {}
     for size_name, (width, height) in SIZES.items():
         picture, _ = render(RoadScene.for_camera(3), 120.0, 1280, 720)
         picture = cv2.resize(picture, (width, height))
@@ -61,12 +64,15 @@ def main() -> None:
                 if pixel_format is PixelFormat.BGR and colour is not COLOURS["709 limited"]:
                     continue
                 image = image_of(pixel_format, picture, colour)
-                row = measure(image, arguments.repeats)
+                values = measure(image, arguments.repeats)
                 name = "" if pixel_format is PixelFormat.BGR else colour_name
-                print(f"{size_name:5} {pixel_format.value:5} {name:14} {row}", flush=True)
+                row = f"{size_name:5} {pixel_format.value:5} {name:14}"
+                print(row, " ".join(f"{value:8.2f}" for value in values.values()), flush=True)
+                found |= {f"{' '.join(row.split())} {key}": each for key, each in values.items()}
+    record(arguments.record, found)
 
 
-def measure(image: Image, repeats: int) -> str:
+def measure(image: Image, repeats: int) -> dict[str, float]:
     out = np.empty((CAMERAS, 3, 360, 640), np.float32)
     one_ms = median_ms(lambda: scale_frame(image, SCALE, out[0]), repeats)
     images = [
@@ -79,16 +85,16 @@ def measure(image: Image, repeats: int) -> str:
             list(pool.map(lambda i: scale_frame(images[i], SCALE, out[i]), range(CAMERAS)))
 
         share = median_ms(all_cameras, repeats) / 1e3 * FPS
-    first = "-"
+    first_ms = float("nan")
     if (code := CODES.get(image.pixel_format)) is not None:
         packed = image.packed()
 
         def full_size_first() -> None:
             scale_frame(Image.of_bgr(cv2.cvtColor(packed, code)), SCALE, out[0])
 
-        first = f"{median_ms(full_size_first, repeats):.2f}"
+        first_ms = median_ms(full_size_first, repeats)
     shown_ms = median_ms(lambda: bgr_of(image), repeats)
-    return f"{one_ms:7.2f} {share:8.0%} {first:>9} {shown_ms:8.2f}"
+    return {"ms": one_ms, "core": share, "BGR first ms": first_ms, "picture ms": shown_ms}
 
 
 def median_ms(work: Callable[[], object], repeats: int) -> float:

@@ -38,6 +38,7 @@ import grpc
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
+from record import add_option, record
 from tritonclient.grpc import service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -307,6 +308,7 @@ def main() -> int:
     parser.add_argument("--quiet-s", type=float, default=5.0, help="each time without deliveries")
     parser.add_argument("--probation-s", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=1)
+    add_option(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder) / "repository"
@@ -358,6 +360,22 @@ def report(daemon: Daemon, deliveries: Deliveries, arguments: argparse.Namespace
     print(f"p99          {busy[1] / idle[1]:.2f} times the quiet one; the goal is {goal:.2f} ms")
     print(f"memory       {1000 * slope:+.1f} MB per 1000 reloads")
     print(f"descriptors  {run.samples[0][2]} at first, {run.samples[-1][2]} in the end")
+    record(
+        arguments.record,
+        {
+            "deliveries": sum(deliveries.made.values()),
+            "took s": took_s,
+            "reloads": len(set(numbers)),
+            "requests": len(numbers) + len(failures),
+            "failed": len(failures),
+            "torn": torn,
+            "quiet p99 ms": idle[1],
+            "reloading p99 ms": busy[1],
+            "followed p50 s": follow_s[0],
+            "memory MB per 1000": 1000 * slope,
+            "more descriptors": run.samples[-1][2] - run.samples[0][2],
+        },
+    )
     for text in sorted(set(failures))[:10] + run.not_followed[:10]:
         print(f"failed       {text}")
     return 1 if failures or torn or run.not_followed else 0

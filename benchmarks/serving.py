@@ -25,7 +25,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from http.client import HTTPConnection
 from itertools import chain
@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
+from record import add_option, record
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -252,6 +253,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORK", help="works that start with this")
     parser.add_argument("--serve-bare", type=int, metavar="PORT", help=argparse.SUPPRESS)
     parser.add_argument("--serve-bare-http", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    add_option(parser)
     arguments = parser.parse_args()
     if arguments.serve_bare:
         serve_bare(arguments.serve_bare)
@@ -307,6 +309,7 @@ def report(
 ) -> None:
     print(f"{'':22}{'clients':>8}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms':>9}", end="")
     print(f"{'x req/s':>9}{'x CPU':>9}")
+    found = {}
     for work, data in works.items():
         if not work.startswith(arguments.only):
             continue
@@ -320,14 +323,18 @@ def report(
                     load = measure(server, port, data, clients, arguments.seconds)
                     loads[name].append(load)
             ours = loads["ours"]
-            row = f"{work:22}{clients:8}{median(ours, 'per_s'):9.0f}{median(ours, 'p50_ms'):9.2f}"
-            row += f"{median(ours, 'p99_ms'):9.2f}{median(ours, 'server_cpu_ms'):9.2f}"
+            values = {each.name: median(ours, each.name) for each in fields(Load)}
+            row = f"{work:22}{clients:8}{values['per_s']:9.0f}{values['p50_ms']:9.2f}"
+            row += f"{values['p99_ms']:9.2f}{values['server_cpu_ms']:9.2f}"
             if "bare" in loads:
                 pairs = list(zip(ours, loads["bare"], strict=True))
                 speed = statistics.median(a.per_s / b.per_s for a, b in pairs)
                 cpu = statistics.median(a.server_cpu_ms / b.server_cpu_ms for a, b in pairs)
                 row += f"{speed:9.2f}{cpu:9.2f}"
+                values |= {"times per_s": speed, "times cpu": cpu}
             print(row, flush=True)
+            found |= {f"{work} {clients} {key}": value for key, value in values.items()}
+    record(arguments.record, found)
 
 
 if __name__ == "__main__":

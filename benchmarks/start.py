@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from record import add_option, record
+
 MODELS = Path(__file__).parent.parent / "models"
 COMMAND = [
     *(
@@ -57,9 +59,15 @@ def start_once() -> tuple[float, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
-    runs = [start_once() for _ in range(parser.parse_args().runs)]
+    add_option(parser)
+    arguments = parser.parse_args()
+    runs = [start_once() for _ in range(arguments.runs)]
+    found = {}
     for name, values in zip(("READY s", "PSS MB"), zip(*runs, strict=True), strict=True):
-        print(f"{name:8} median {statistics.median(values):7.2f}  most {max(values):7.2f}")
+        middle, most = statistics.median(values), max(values)
+        print(f"{name:8} median {middle:7.2f}  most {most:7.2f}")
+        found |= {f"{name} p50": middle, f"{name} max": most}
+    record(arguments.record, found)
     return 0
 
 

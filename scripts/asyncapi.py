@@ -27,11 +27,13 @@ FILE = Path(__file__).parents[1] / "docs/asyncapi.json"
 
 # Names that no topic has otherwise; they become the parameters of the addresses.
 DEVICE, CAMERA, MODEL, NETWORK = "0device", "0camera", "0model", "0network"
+CHANNEL = "0channel"
 _PARAMETERS = {
     "device": "[device] id of the settings, else the host's name.",
     "camera": "Name of the table [cameras.NAME] of the settings.",
     "model": "Name of the model in the repository.",
     "network": "Name of the table [cameras.NAME.networks.NETWORK] of the settings.",
+    "channel": "Name of the table [repository.channels.NAME] of the settings.",
 }
 
 
@@ -78,6 +80,7 @@ def rows() -> list[Row]:
         Row("plans", topics.plans, "Plans", "How far the builds of TensorRT plans are."),
         Row("acknowledged", topics.acknowledged, "Acknowledged", "At most twice a second."),
         Row("model_state", topics.model_state(MODEL), "ModelState", "When it changes."),
+        Row("channel", topics.channel(CHANNEL), "Channel", "When its state or index changes."),
         Row("camera_status", topics.camera_status(CAMERA), "CameraStatus", "When it changes."),
         Row("calibration", topics.calibration(CAMERA), "Calibration", "Once for each camera."),
         Row("lanes", topics.lanes(CAMERA), "LaneFrame", "Every frame; the newest wins.", "live"),
@@ -169,6 +172,31 @@ _STATES: dict[str, dict[str, Any]] = {
             "description": "The configuration that serves, its devices, and why it is not another.",
         },
     ),
+    "Channel": _object(
+        "What a channel of a registry says, and what became of its model on this device.",
+        channel=_TEXT,
+        source=_TEXT,
+        state={
+            "enum": [
+                *("none", "not_in_share", "waiting", "ended", "due", "loading", "on_trial"),
+                *("good", "waits", "refused", "rolled_back", "replaced"),
+            ]
+        },
+        reason=_TEXT,
+        fault={
+            **_TEXT,
+            "description": "Why the channel is unreachable, refused or failed, behind that word.",
+        },
+        serial={"type": "integer", "minimum": 0},
+        model=_TEXT,
+        content={**_TEXT, "description": "The digest of the model that the channel names."},
+        share={**_NUMBER, "description": "Of the vehicles, in percent."},
+        serves={**_TEXT, "description": "The digest of the model that serves."},
+        since={
+            "type": ["string", "null"],
+            "description": "When the channel last placed a model; null for never.",
+        },
+    ),
     "Verdict": _object(
         "How the lanes of a candidate agree with those served.",
         network=_TEXT,
@@ -251,7 +279,7 @@ def document() -> dict[str, Any]:
 def _channel(row: Row) -> dict[str, Any]:
     address = row.address
     parameters = {}
-    for name, stand_in in zip(_PARAMETERS, (DEVICE, CAMERA, MODEL, NETWORK), strict=True):
+    for name, stand_in in zip(_PARAMETERS, (DEVICE, CAMERA, MODEL, NETWORK, CHANNEL), strict=True):
         if stand_in in address:
             address = address.replace(stand_in, f"{{{name}}}")
             parameters[name] = {"description": _PARAMETERS[name]}

@@ -25,6 +25,11 @@ any_python() {
     return 1
 }
 
+# venv_of PYTHON: prints the name of its environment, .venv-3.12.
+venv_of() {
+    "$1" -c 'import sys; print(".venv-%d.%d" % sys.version_info[:2])'
+}
+
 # make_venv DIRECTORY PYTHON EXTRAS [OPTION]: an environment with this checkout and its extras in
 # it, OPTION as of python -m venv; a second call does nothing until pyproject.toml changes. Most of
 # what is installed is never imported, so nothing is compiled before it is.

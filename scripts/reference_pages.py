@@ -1,4 +1,5 @@
-"""Write docs/reference, from the code: settings, flags, topics, messages, metrics, exit codes.
+"""Write docs/reference, from the code: settings, flags, topics, messages, metrics, exit codes; and
+the figures of docs/figures.md, from benchmarks/results.
 
 python scripts/reference_pages.py            # write the pages
 python scripts/reference_pages.py --check    # fail where one is not current
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from edge_server.cli.verbs import EXIT_CODE_MEANINGS, Verb
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelState
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.proto.edge.lanes.v1 import events_pb2, health_pb2, lane_service_pb2, lanes_pb2
+from edge_server.proto.edge.perception.v1 import perception_pb2
 from edge_server.settings import Settings
 from edge_server.settings.sections import POWER, RESTART, part_of
 
@@ -40,12 +43,21 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/reference"
+RESULTS = ROOT / "benchmarks/results"
+FIGURES = ROOT / "docs/figures.md"
+_FIGURES_BEGIN = "<!-- from here on written by scripts/reference_pages.py of benchmarks/results -->"
 FLAGS = ROOT / "edge_server/cli/flags/flags.txt"
 PROTO = ROOT / "edge_server/proto"
-V1 = "edge/lanes/v1"
+_LANES = "edge/lanes/v1"
+_PERCEPTION = "edge/perception/v1"
+_PROTOS = (
+    *(f"{_LANES}/{name}" for name in ("lanes", "events", "health", "lane_service")),
+    f"{_PERCEPTION}/perception",
+)
 # The messages that travel by themselves, in the order of the page.
 _TRAVELLING = (
     lanes_pb2.LaneFrame,
+    perception_pb2.NetworkFrame,
     events_pb2.Event,
     health_pb2.DeviceHealth,
     lane_service_pb2.Calibration,
@@ -193,7 +205,7 @@ def flags_page() -> str:
 
 def topics_page() -> str:
     names = {asyncapi.DEVICE: "<device>", asyncapi.CAMERA: "<camera>", asyncapi.MODEL: "<model>"}
-    names[asyncapi.NETWORK] = "<network>"
+    names |= {asyncapi.NETWORK: "<network>", asyncapi.CHANNEL: "<channel>"}
     text = "# Topics\n\n```sh\nmosquitto_sub -v -t 'edge/v1/#'\n```\n\n"
     text += "prints every message of every device. "
     text += "[Messages](messages.md) shows lanes and events field by field; "
@@ -222,20 +234,25 @@ def messages_page() -> str:
         "Within v1 fields are only added: ignore those that you do not know. "
         "[MQTT](../mqtt.md#which-status-to-act-on) says which `status` may be acted upon. Sources: "
     )
-    names = ("lanes", "events", "health", "lane_service")
-    text += ", ".join(
-        f"[{name}.proto](../../edge_server/proto/{V1}/{name}.proto)" for name in names
-    )
-    text += "; JSON Schema of [lanes]"
-    text += f"(../../edge_server/proto/{V1}/lane_frame.schema.json) and "
-    text += f"[health](../../edge_server/proto/{V1}/health.schema.json).\n"
-    for title, name in (("A lanes message", "lane_frame"), ("An event", "event")):
-        example = (PROTO / V1 / f"{name}.example.json").read_text().strip()
+    text += _links("proto", _PROTOS)
+    schemas = (f"{_LANES}/lane_frame", f"{_PERCEPTION}/network_frame", f"{_LANES}/health")
+    text += f"; JSON Schemas: {_links('schema.json', schemas)}.\n"
+    for title, name in (
+        ("A lanes message", f"{_LANES}/lane_frame"),
+        ("A message of another network", f"{_PERCEPTION}/network_frame"),
+        ("An event", f"{_LANES}/event"),
+    ):
+        example = (PROTO / f"{name}.example.json").read_text().strip()
         text += f"\n## {title}\n\n```json\n{example}\n```\n"
-    return text + "\n## Fields\n" + "".join(_message_tables(names))
+    return text + "\n## Fields\n" + "".join(_message_tables())
 
 
-def _message_tables(names: tuple[str, ...]) -> Iterator[str]:
+def _links(suffix: str, names: Iterable[str]) -> str:
+    files = (f"{name}.{suffix}" for name in names)
+    return ", ".join(f"[{Path(file).name}](../../edge_server/proto/{file})" for file in files)
+
+
+def _message_tables() -> Iterator[str]:
     """Yield a table for each message and each enum that `_TRAVELLING` leads to."""
     schemas = {
         name: schema
@@ -243,7 +260,7 @@ def _message_tables(names: tuple[str, ...]) -> Iterator[str]:
         for name, schema in definitions(message.DESCRIPTOR).items()
     }
     about: dict[str, str] = {}
-    for file in _described_files(names).file:
+    for file in _described_files().file:
         comments = {
             tuple(where.path): " ".join(where.leading_comments.split())
             for where in file.source_code_info.location
@@ -282,12 +299,12 @@ def _message_tables(names: tuple[str, ...]) -> Iterator[str]:
             )
 
 
-def _described_files(names: tuple[str, ...]) -> FileDescriptorSet:
+def _described_files() -> FileDescriptorSet:
     """Return the .proto files with their comments, which the compiled modules do not have."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "set"
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO}", "--include_source_info"]
-        files = [f"{V1}/{name}.proto" for name in names]
+        files = [f"{name}.proto" for name in _PROTOS]
         subprocess.run([*command, f"--descriptor_set_out={made}", *files], check=True)
         return FileDescriptorSet.FromString(made.read_bytes())
 
@@ -403,21 +420,50 @@ def support_page() -> str:
     )
 
 
+def figures_page() -> str:
+    results = [(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
+    oldest = min(result["date"] for _, result in results)
+    of_that_day = ", ".join(f"`{name}`" for name, result in results if result["date"] == oldest)
+    text = FIGURES.read_text().partition(_FIGURES_BEGIN)[0] + _FIGURES_BEGIN
+    text += (
+        f"\n\n## Figures\n\nThe oldest are of {oldest}: {of_that_day}. `python BENCHMARK --record "
+        "NAME` measures one anew.\n"
+    )
+    for machine in sorted({result["machine"] for _, result in results}):
+        here = [(name, result) for name, result in results if result["machine"] == machine]
+        text += f"\n### {machine}\n\n"
+        text += _table(("figure", "value", "command", "measured"), _figures(here))
+    return text
+
+
+def _figures(results: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
+    for name, result in results:
+        measured = f"`{name}`, {result['date']}, `{result['commit']}`"
+        for row in result["figures"]:
+            texts = tuple(row[key].format_map(result["values"]) for key in ("figure", "value"))
+            if result["values"] and texts == (row["figure"], row["value"]):
+                sys.exit(
+                    f"benchmarks/results/{name}.json: no value has a place in “{row['value']}”; "
+                    "write the text anew, with {places} of the values"
+                )
+            yield *texts, f"`{result['command']}`", measured
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     PAGES.mkdir(exist_ok=True)
-    for name, made in (
-        ("settings", settings_page()),
-        ("flags", flags_page()),
-        ("topics", topics_page()),
-        ("messages", messages_page()),
-        ("metrics", metrics_page()),
-        ("exit_codes", exit_codes_page()),
-        ("support", support_page()),
+    for page, made in (
+        (PAGES / "settings.md", settings_page()),
+        (PAGES / "flags.md", flags_page()),
+        (PAGES / "topics.md", topics_page()),
+        (PAGES / "messages.md", messages_page()),
+        (PAGES / "metrics.md", metrics_page()),
+        (PAGES / "exit_codes.md", exit_codes_page()),
+        (PAGES / "support.md", support_page()),
+        (FIGURES, figures_page()),
     ):
-        page = PAGES / f"{name}.md"
         if not check:
             page.write_text(made)
         elif not page.exists() or page.read_text() != made:

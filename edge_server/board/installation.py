@@ -109,7 +109,7 @@ _OF_A_PCS_PACKAGE = {
     "cryptography": "sudo apt install python3-cryptography",
     "boto3": "sudo apt install python3-boto3",
     "requests": "sudo apt install python3-requests",
-    "oras": "pull it on a PC with pip install 'edge-server[pull]', and `models push` it here",
+    "jsonschema": "send it from a PC, with pip install 'edge-server[pull]'",
     "gi": f"sudo apt install {GSTREAMER_BINDINGS}",
     **{module: _environment_for(name, package) for name, (module, package) in FRAMEWORKS.items()},
 }

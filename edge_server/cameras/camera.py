@@ -494,6 +494,12 @@ class Camera:
                 self._uri_error = error
             if error is None and not self._is_live:
                 self._set(CameraState.ENDED, "ended", f"it ended after {self.captured} frames")
+                if not self.source_uri.startswith("synthetic:"):
+                    log.info(
+                        "camera %s: a recording is played once; with loop=true in its URI "
+                        "(file:///srv/clip.mp4?loop=true) it is played again and again",
+                        self.name,
+                    )
                 self._closed = True
             else:
                 error = error or SourceError("the camera closed the stream", reason="lost")

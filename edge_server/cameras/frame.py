@@ -21,6 +21,9 @@ FASTEST_FPS = 1000.0
 
 # 8K video has a little less. A JPEG of a few kilobytes may unpack to gigabytes.
 LARGEST_PX = 2**25
+# The same for videos that FFmpeg decodes. For H.264 and H.265 it keeps up to 17 pictures: 0.7 GB of
+# this size.
+LARGEST_VIDEO_PX = 2**24
 
 # Suffixes of image files, alone or in a folder.
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
@@ -38,14 +41,14 @@ CaptureClock = Literal["arrival", "sensor", "rtp", "ntp", "recording"]
 
 
 class PictureTooLarge(ValueError):
-    """A picture has more than `LARGEST_PX`."""
+    """A picture has more than `LARGEST_PX`, or that of a video more than `LARGEST_VIDEO_PX`."""
 
 
-def check_size(width: int, height: int) -> None:
+def check_size(width: int, height: int, most_px: int = LARGEST_PX) -> None:
     """Raise PictureTooLarge for a picture that no camera sends, before memory is taken for it."""
-    if width * height > LARGEST_PX:
+    if width * height > most_px:
         raise PictureTooLarge(
-            f"its images are {width} x {height}, more than {LARGEST_PX >> 20} megapixels; set a "
+            f"its images are {width} x {height}, more than {most_px >> 20} megapixels; set a "
             "lower resolution in the camera"
         )
 

@@ -53,13 +53,13 @@ _DECODERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 CODEC_NAMES: Mapping[str, str] = MappingProxyType(
     {"H264": "H.264", "H265": "H.265", "JPEG": "JPEG"}
 )
-# Of 8K, upright too. A decoder takes memory for up to 17 pictures of the size that a stream claims:
-# less than a gigabyte for these.
-_SIZES = ("width=(int)[1,8192],height=(int)[1,4352]", "width=(int)[1,4352],height=(int)[1,8192]")
+# Width and height at most, in px: `LARGEST_VIDEO_PX` by its shape. A decoder takes memory for up to
+# 17 pictures of the size that a stream claims: a gigabyte for these.
+SIZES = ((5440, 3072), (4096, 4096), (3072, 5440))
 
 
 def _of_sizes(media: str) -> str:
-    return ";".join(f"{media},{sizes}" for sizes in _SIZES)
+    return ";".join(f"{media},width=(int)[1,{wide}],height=(int)[1,{high}]" for wide, high in SIZES)
 
 
 # From RTP packets to what a decoder takes. Cameras may send SPS and PPS in the SDP only, and

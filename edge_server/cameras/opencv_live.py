@@ -16,7 +16,13 @@ from urllib.parse import quote
 
 import cv2
 
-from edge_server.cameras.frame import PERIODS, PictureTooLarge, check_size
+from edge_server.cameras.frame import (
+    LARGEST_PX,
+    LARGEST_VIDEO_PX,
+    PERIODS,
+    PictureTooLarge,
+    check_size,
+)
 from edge_server.cameras.http_mjpeg import open_http
 from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.cameras.live_source import LiveSource, Picture
@@ -159,13 +165,14 @@ def _open_rtsp(
     width, height = (
         int(capture.get(each)) for each in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
     )
+    is_jpeg = _codec(capture) in _JPEG_FOURCCS and capture.set(cv2.CAP_PROP_FORMAT, -1)
     try:
-        # A later image is scaled to this size, by a decoder that unpacks one at a time.
-        check_size(width, height)
+        # A later image is scaled to this size. What its decoder takes for it, FFmpeg's limit of an
+        # allocation bounds.
+        check_size(width, height, LARGEST_PX if is_jpeg else LARGEST_VIDEO_PX)
     except PictureTooLarge as error:
         capture.release()
         raise SourceError(f"{uri.label}: {error}", reason="unavailable") from None
-    is_jpeg = _codec(capture) in _JPEG_FOURCCS and capture.set(cv2.CAP_PROP_FORMAT, -1)
     jpeg, read_s = decoder if is_jpeg else None, read_ms / 1e3
     stream = OpenCvStream(capture, uri.label, read_s, jpeg=jpeg, period_s=read_s / PERIODS)
     stream.skip_backlog()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import cv2
 
-from edge_server.cameras.frame import LARGEST_PX
+from edge_server.cameras.frame import LARGEST_VIDEO_PX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,13 +29,20 @@ _CONTAINERS = (
     "rtsp,mov,matroska,avi,mpegts,mpeg,mpegvideo,m4v,flv,ogg,asf,rm,mxf,nut,dv,wtv,dhav,gif,ivf,"
     "h264,hevc,av1,obu,vc1,mjpeg,mpjpeg,yuv4mpegpipe"
 )
-_FFMPEG_OPTIONS = {"rtsp_transport": "tcp", "format_whitelist": _CONTAINERS}
+# A track of an MP4 file takes memory for the frames that it only claims. Files of action cameras
+# have five tracks.
+MOST_TRACKS = 8
+_FFMPEG_OPTIONS = {
+    "rtsp_transport": "tcp",
+    "format_whitelist": _CONTAINERS,
+    "max_streams": str(MOST_TRACKS),
+}
 # No frames to guess the rate of a camera from: opening takes 0.6 s, not 1.9 s. Without them that of
 # an MPEG transport stream is twice what it is.
 _OF_CAMERAS = {"fpsprobesize": "0"}
-# The largest piece of memory that FFmpeg takes at once: a picture of 32 bits a px. Descriptions and
-# sizes that a camera or a file only claims, up to 2 GB, are refused.
-_FFMPEG_MOST_BYTES = 4 * LARGEST_PX + 2**20
+# The largest piece of memory that FFmpeg takes at once: a picture as OpenCV gives it. Descriptions,
+# tables and sizes that a camera or a file only claims, up to 2 GB, are refused.
+_FFMPEG_MOST_BYTES = 3 * LARGEST_VIDEO_PX + 2**20
 # OpenCV reads the options before it opens anything.
 _OPTIONS_READ_S = 1.0
 # The V4L2 backend waits in whole seconds, 10 by default.

@@ -15,13 +15,14 @@ from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.frame import (
     FASTEST_FPS,
     IMAGE_SUFFIXES,
+    LARGEST_VIDEO_PX,
     SLOWEST_FPS,
     PictureTooLarge,
     Recording,
     check_size,
 )
 from edge_server.cameras.jpeg import PNG, size_of_jpeg, size_of_png
-from edge_server.cameras.opencv_settings import no_camera_opens, settle_opencv
+from edge_server.cameras.opencv_settings import MOST_TRACKS, no_camera_opens, settle_opencv
 from edge_server.cameras.source import open_source
 from edge_server.errors import SourceError
 from edge_server.process.disk import open_regular
@@ -146,6 +147,7 @@ def _open_capture(path: Path) -> tuple[cv2.VideoCapture, NDArray[np.uint8]]:
             check_size(
                 int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)),
                 int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT)),
+                LARGEST_VIDEO_PX,
             )
         except PictureTooLarge as error:
             capture.release()
@@ -154,8 +156,9 @@ def _open_capture(path: Path) -> tuple[cv2.VideoCapture, NDArray[np.uint8]]:
     if image is None:
         capture.release()
         raise SourceError(
-            f"{path}: no video can be read from this file; it is damaged, incomplete or of an "
-            "unknown format: play it elsewhere, or convert it to MP4 (H.264)"
+            f"{path}: no video can be read from this file; it is damaged, incomplete, of an "
+            f"unknown format, or has more than {MOST_TRACKS} tracks: play it elsewhere, or convert "
+            "it to MP4 (H.264)"
         )
     return capture, image
 

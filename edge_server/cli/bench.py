@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from rich.status import Status
-
     from edge_server.cli.infer import Arrays
     from edge_server.model_config.config import ModelConfig
 
@@ -308,6 +306,8 @@ def as_json(message: Any) -> str:
 
 _HEAD = ("CONCURRENCY", "INFER/S", "MEAN ms", *(f"P{p}" for p in PERCENTILES), "MAX", "REQUESTS")
 _STAGES = ("CONCURRENCY", "MODEL", "REQUESTS", "TOTAL ms", "QUEUE", "INPUT", "INFER", "OUTPUT")
+_AS_IT_IS = "as it is"
+_WORTHWHILE = 1.1
 _ROAD = "synthetic://road?seed=7"
 
 
@@ -363,8 +363,8 @@ def run_bench(arguments: argparse.Namespace) -> None:
     if arguments.sweep:
         _sweep(arguments)
         return
-    with connected(settings_of(arguments)) as client, _status(arguments.model):
-        measurements = _measure_all(client, arguments)
+    with connected(settings_of(arguments)) as client, _progress() as show:
+        measurements = _measure_all(client, arguments, show)
     if arguments.json:
         _print_json(arguments, measurements=[as_object(each) for each in measurements])
     else:
@@ -404,14 +404,17 @@ def _pictured(client: DaemonClient, config: ModelConfig, image: str | None) -> A
         return {}
 
 
-def _measure_all(client: DaemonClient, arguments: argparse.Namespace) -> list[Measurement]:
+def _measure_all(
+    client: DaemonClient, arguments: argparse.Namespace, show: Callable[[str], None]
+) -> list[Measurement]:
     config = config_of(client, arguments.model)
     inputs = bench_inputs(client, config, arguments)
     batch, seconds = arguments.batch, arguments.seconds
-    return [
-        measure(client, config, inputs, concurrency, batch=batch, seconds=seconds)
-        for concurrency in arguments.concurrency
-    ]
+    found = []
+    for concurrency in arguments.concurrency:
+        show(f"{config.name}: {concurrency} at a time, {seconds:g} s")
+        found.append(measure(client, config, inputs, concurrency, batch=batch, seconds=seconds))
+    return found
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
@@ -424,25 +427,27 @@ def _sweep(arguments: argparse.Namespace) -> None:
     rows: list[tuple[str, ...]] = [("SETTINGS", *_HEAD, "")]
     failures = []
     unusable: set[str | None] = set()
-    with own_daemon(repositories) as client, _status(arguments.model) as status:
+    tried: dict[str, list[Measurement]] = {}
+    with own_daemon(repositories) as client, _progress() as show:
         client.load(arguments.model)
         base = config_of(client, arguments.model)
         for variant in variants(base, arguments.instances, arguments.delays, arguments.backends):
             if variant.backend in unusable:
                 continue
             snippet = variant.snippet(base.message)
-            settings = snippet or "as it is"
-            status.update(Text(f"{arguments.model}: {settings}"))
+            settings = snippet or _AS_IT_IS
+            show(f"{arguments.model}: {settings}")
             measured: list[Measurement] = []
             failure = ""
             try:
                 if variant != ModelVariant():
                     client.load(base.name, as_json(variant.apply(base.message)))
-                measured = _measure_all(client, arguments)
+                measured = _measure_all(client, arguments, show)
             except EdgeServerError as error:
                 failure = " ".join(str(error).split())
                 failures.append(f"{settings}: {failure}")
                 unusable |= {variant.backend} - {None}
+            tried[settings] = measured
             rows += [(settings, *_row(each)) for each in measured]
             objects = [as_object(each) for each in measured]
             found.append(
@@ -452,12 +457,48 @@ def _sweep(arguments: argparse.Namespace) -> None:
     if arguments.json:
         _print_json(arguments, variants=found)
     else:
-        print("\n".join([*table(rows, left=(0, len(rows[0]) - 1)), *failures]))
+        lines = [*table(rows, left=(0, len(rows[0]) - 1)), *failures, *advice(tried)]
+        print("\n".join(lines))
 
 
-def _status(text: str) -> Status:
-    """Show what is measured while it is, on a terminal."""
-    return Console(stderr=True).status(Text(text))
+def advice(tried: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
+    """Yield for each number of requests at a time the settings with the shortest mean latency, and
+    those with the most inferences, where they are better by `_WORTHWHILE` than the model as it is.
+
+    Args:
+        tried: settings → what was measured with them.
+    """
+    for now in tried.get(_AS_IT_IS, ()):
+        others = [
+            (settings, each)
+            for settings, measured in tried.items()
+            for each in measured
+            if each.concurrency == now.concurrency
+        ]
+        fast, quickest = min(others, key=lambda other: other[1].latency.mean)
+        many, most = max(others, key=lambda other: other[1].per_s)
+        at = f"{now.concurrency} at a time"
+        if now.concurrency == 1:
+            at += " (as one camera asks)"
+        found = []
+        if now.latency.mean > _WORTHWHILE * quickest.latency.mean:
+            before, after = number(now.latency.mean, 2), number(quickest.latency.mean, 2)
+            found.append(f"{at}: {after} instead of {before} ms with {fast}")
+        if most.per_s > _WORTHWHILE * now.per_s:
+            before, after = number(now.per_s), number(most.per_s)
+            found.append(f"{at}: {after} instead of {before} infer/s with {many}")
+        yield from found or [f"{at}: no settings are 10 % better than the model as it is"]
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show on standard error what is measured: on a terminal while it is, elsewhere a line each."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: print(f"{text} …", file=sys.stderr, flush=True)
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(Text(text))
 
 
 def _print_json(arguments: argparse.Namespace, **found: Any) -> None:

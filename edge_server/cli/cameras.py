@@ -20,8 +20,11 @@ from edge_server.cameras.recordings import write_picture
 from edge_server.cameras.source import is_live, open_source
 from edge_server.cameras.source_uri import SourceOptions, parse_source_uri, read_credentials
 from edge_server.cameras.v4l2 import VideoDevice, video_devices
+from edge_server.cli.run import settings_of
+from edge_server.cli.tables import size_text, table
 from edge_server.errors import SourceError
 from edge_server.pixels import PixelFormat
+from edge_server.process.disk import installed_state
 from edge_server.process.masking import masked
 from edge_server.process.utf8 import shown
 
@@ -260,6 +263,22 @@ def facts_of(measured: Measured, source: FrameSource) -> dict[str, Any]:
         "damaged": getattr(source, "corrupt", None),
         "ended": measured.ended,
     }
+
+
+def listed(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield a line for each recording in a folder, the newest first."""
+    section = settings_of(arguments).recorder
+    folder = arguments.folder or Path(section.directory or installed_state() / "recordings")
+    try:
+        # The names sort by age.
+        files = sorted((path for path in folder.iterdir() if path.suffix == ".mcap"), reverse=True)
+        rows = [(size_text(path.stat().st_size), shown(str(path))) for path in files]
+    except OSError as error:
+        raise SourceError(
+            f"{folder}: {error.strerror}; name the folder, or with --config the settings that have "
+            "it in [recorder] directory"
+        ) from error
+    yield from table([("SIZE", "FILE"), *rows], left=(1,)) if rows else (f"{folder}: no recording",)
 
 
 def info(arguments: argparse.Namespace) -> Iterator[str]:

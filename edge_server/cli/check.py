@@ -23,7 +23,13 @@ from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import LIVE, Camera
 from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri
 from edge_server.daemon.camera_set import calibration_of, source_options
-from edge_server.daemon.parts import check_recorder, chosen_signatures, models_aside, python_of
+from edge_server.daemon.parts import (
+    check_channels,
+    check_recorder,
+    chosen_signatures,
+    models_aside,
+    python_of,
+)
 from edge_server.errors import (
     EdgeServerError,
     ModelConfigError,
@@ -105,6 +111,13 @@ def check(settings: chosen.Settings) -> Findings:
     with models as (control, data_plane):
         with _no_effects() as findings.no_effects:
             faulty_models = _check_models(settings.repository, control, data_plane, findings)
+        if faulty_models is not None:
+            known = {each.name for each in control.index(only_ready=False)}
+            findings.well += (
+                f"warning: python.model_interpreters.{name}: no repository has a model of that name"
+                for name in settings.python.model_interpreters
+                if name not in known
+            )
         for name, camera in settings.cameras.items():
             _check_camera(name, camera, data_plane, faulty_models, findings)
         for try_it, well in _tries(settings):
@@ -157,6 +170,9 @@ def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], st
     if repository.signatures != "off":
         keys = ", ".join(repository.signature_keys) or "no key"
         yield partial(chosen_signatures, repository), f"models: held against {keys}"
+    for name, channel in repository.channels.items():
+        keys = ", ".join(channel.keys)
+        yield partial(check_channels, repository), f"channel {name}: held against {keys}"
 
 
 def _check_ports(settings: chosen.Settings, findings: Findings) -> None:

@@ -46,7 +46,7 @@ models accept | cli.models:accept | put a model into a repository that comes as 
     @store
   $ --to /srv/models < laneDetect_model.tar
 
-models pull | cli.models:fetch | fetch a model and check it against its manifest
+models pull | cli.models:pull_model | fetch a model and check it against its manifest
     MODEL|URL  s3://BUCKET/KEY, https://HOST/PATH or oci://REGISTRY/REPOSITORY:TAG is a URL; one
         of the first two that ends with / is a model's directory with its manifest, any other an
         archive
@@ -57,6 +57,25 @@ models pull | cli.models:fetch | fetch a model and check it against its manifest
     @ssh
   $ laneDetect_model --from truck-7:/srv/models --to .
   $ https://models.example/laneDetect_model.tar --to /srv/models
+
+models publish | cli.fleet:publish | say which model the vehicles of a channel have
+    [DIR]  the model's directory; default: the model that the channel has
+    --channel URL!  oci://REGISTRY/REPOSITORY:TAG, as repository.channels of the vehicles has it
+    --share PERCENT!  of the vehicles, 0 to 100; those of a smaller share are in each larger one
+    --sign KEY!  sign the index, and the model, with this private key
+    --not-before TIME  when vehicles may take it, like 2026-12-01T03:00+01:00; default: at once
+    --not-after TIME  and until when; default: always
+    --parked S  only where the vehicle's speed has been 0 for so long
+    --max-celsius X  only where no zone of the board is warmer
+    --allow-interface-change  as of push
+  Sends the model to a registry and writes the channel's index, with its signature and the next
+  serial. Without DIR the model, and the times and conditions that are not given, stay as they are.
+  To take a model back, publish the one before.
+
+  A vehicle of the share fetches the model into its repository, where it is checked, watched and
+  rolled back as after a push. `fleet status` shows what became of it.
+  $ new/laneDetect_model --channel oci://registry.example/lanes:stable --share 1 --sign fleet.key
+  $ --channel oci://registry.example/lanes:stable --share 10 --sign fleet.key
 
 models list | cli.models:show | list a repository's models, and whether each matches its manifest
     [REPO]  default: models
@@ -103,8 +122,11 @@ models promote | cli.models:promote | put a candidate in the place of the model 
 models env | cli.model_env:make_environments | make what a Python model's requirements.txt names
     DIR  the model; each of its versions has a requirements.txt of its own, or none
     --to DIR  the state directory of the daemon; default: the installed one's, else yours
+    @config
   For each requirements.txt beside a model.py this has pip make a directory of packages, which the
   model imports before those of edge-server. What has been made of the same text is taken as it is.
+  The packages are of the Python that runs the model: edge-server's own, or what interpreters or
+  model_interpreters of [python] name for it.
   $ /srv/models/preprocess
 
 models sign | cli.models:sign | write a model's manifest and signature into its directory
@@ -115,6 +137,20 @@ models sign | cli.models:sign | write a model's manifest and signature into its 
 models keygen | cli.models:keygen | make a key to sign models with
     --out KEY!  the public one becomes KEY.pub
   $ --out release.key
+
+fleet | | show what the vehicles of a fleet report
+  What the vehicles of a fleet have retained at its broker.
+  exit codes: 0 done, 1 a vehicle has refused or rolled back what a channel brought, or refuses its
+  index, 2 usage, 69 the broker cannot be reached, 78 the settings are wrong
+
+fleet status | cli.fleet:status | show which vehicle serves what, since when, and who is silent
+    --config FILE  settings whose [mqtt] is the fleet's broker, as a client that may read all topics
+    --mqtt HOST[:PORT]  or its address alone
+    --json  a list of objects
+    --quiet-secs S = 2  the retained states are complete once none came for so long
+  A vehicle is silent if it is offline, or if its health is older than a minute.
+  $ --mqtt broker.example
+  $ --config fleet.toml --json
 
 plan | | build, inspect and verify TensorRT plans
   TensorRT plans of a model's ONNX file. A plan belongs to one GPU with one TensorRT: build it on
@@ -215,8 +251,8 @@ convert | cli.convert:convert | make a model's directory of a file of another fr
 infer | cli.infer:run_infer | send one request to a model, with a picture or arrays
     MODEL
     |--image URI  a picture, or the first frame of any source that a camera can have
-    |--input NAME=FILE.npy...  an input as numpy saves arrays; repeatable. The batch dimension may
-        be left out
+    |--input NAME=FILE...  an input: an array that numpy.save wrote (.npy), the batch dimension
+        may be left out; or the bytes of any other file, such as a JPEG; repeatable
     --save RESULT  the picture with its lanes (.png, .jpg), or all outputs (.npz)
     --classes N  print the N best classes of each output
     --model-version VERSION  default: the latest
@@ -230,6 +266,7 @@ infer | cli.infer:run_infer | send one request to a model, with a picture or arr
   $ laneDetect_model --image 'synthetic://road?seed=7'
   $ classifier --image cat.png --classes 3
   $ my_model --input x=x.npy --input mask=mask.npy --save outputs.npz
+  $ my_ensemble --input input_image=img1.jpg
   $ my_model --input x=x.npy --json | jq '.outputs[0].shape'
   exit codes: 0 done, 1 the model failed, or there is no such model, 2 usage, 69 the daemon, the
   model or a file cannot be reached, 78 the model takes no such request, 130 interrupted
@@ -293,6 +330,11 @@ recordings | | inspect recordings, and export their pictures
   do not need the daemon, and change no recording.
   exit codes: 0 done, 2 usage, 69 a file cannot be read or written, 78 a library is missing, 130
   interrupted
+
+recordings list | cli.cameras:listed | list the recorder's files, the newest first
+    [FOLDER]  default: that of the settings
+    @config
+  $ --config /etc/edge_server/config.toml
 
 recordings info | cli.cameras:info | show the content of a recording, and whether it is complete
     FILE

@@ -12,7 +12,9 @@ from edge_server.cli.main import command_line
 from edge_server.cli.model_push import read_model
 from edge_server.cli.verbs import FAILED, OK
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unavailable
+from edge_server.gpu.device import Devices
 from edge_server.model_config.files import CONFIG_NAME
+from edge_server.model_config.parse import read_model_config
 from edge_server.repository.content import usable_tree
 from edge_server.repository.manifest import ABOUT_CONTENT
 from edge_server.repository.scan import NAME_RULE, is_model_name
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 def accept(
     directory: Path, framework: FrameworkPackages, python: Path, show: Callable[[str], None]
 ) -> None:
-    """Return if the daemon would load the model in `directory`, whose parent has no other.
+    """Return if the daemon would load the model in `directory`, whose parent has no other; without
+    a GPU only the configuration and the files of a model for one are checked.
 
     Args:
         directory: of the model.
@@ -58,6 +61,10 @@ def accept(
             show(f"not loaded: {python} lacks msgspec, which serving a model there needs")
             return
         interpreters = {framework.name: str(python)}
+    groups = read_model_config(directory / CONFIG_NAME).instance_group
+    if any(each.kind == each.KIND_GPU for each in groups) and (reason := Devices().reason):
+        show(f"not loaded: its instances are for a GPU, and {reason}")
+        return
     show("checking the model's directory")
     off = {"enabled": False}
     chosen: dict[str, Any] = {

@@ -158,29 +158,46 @@ def _save(
 def read_arrays(files: Iterable[tuple[str, Path]], config: ModelConfig) -> Arrays:
     """Return the arrays of `files`, each with a batch dimension where the model wants one.
 
+    A file whose name does not end in .npy is its bytes: an array of UINT8, or one element of BYTES.
+
     Raises:
         SourceError: a file cannot be read, or is none of numpy's.
-        InvalidRequest: the model has no input of that name.
+        InvalidRequest: the model has no input of that name, or none that takes bytes.
     """
     arrays = {}
     specs = {spec.name: spec for spec in config.inputs}
     for name, path in files:
         if name not in specs:
             raise InvalidRequest(f"--input {name}: {_inputs_text(config)}")
+        spec = specs[name]
         try:
             # Opened here, as numpy leaves a damaged file open.
             with path.open("rb") as file:
-                array = np.load(file, allow_pickle=False)
+                if path.suffix.lower() in (".npy", ".npz"):
+                    array = np.load(file, allow_pickle=False)
+                else:
+                    array = _bytes_for(spec, file.read(), path)
         except (OSError, ValueError, EOFError, BadZipFile) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise SourceError(f"{path}: {reason}; write it with numpy.save") from error
         if not isinstance(array, np.ndarray):
             raise SourceError(f"{path}: has several arrays; give one .npy file for each input")
-        spec = specs[name]
         if config.max_batch_size and array.ndim == len(spec.shape):
             array = array[np.newaxis]
         arrays[name] = array
     return arrays
+
+
+def _bytes_for(spec: TensorSpec, data: bytes, path: Path) -> NDArray[Any]:
+    if spec.datatype is DataType.BYTES:
+        return np.full([1] * max(1, len(spec.shape)), data, np.object_)
+    if spec.datatype is DataType.UINT8 and len(spec.shape) == 1:
+        return np.frombuffer(data, np.uint8)
+    raise InvalidRequest(
+        f"--input {spec.name}={path}: the bytes of a file are for BYTES, or UINT8 of one "
+        f"dimension, and this input is {spec.datatype.value} {list(spec.shape)}; give an array "
+        "that numpy.save wrote (.npy), or a picture's pixels with --image"
+    )
 
 
 def picture_input(config: ModelConfig) -> TensorSpec | None:
@@ -213,7 +230,7 @@ def from_picture(client: DaemonClient, config: ModelConfig, picture: NDArray[np.
         return steps_before(client.infer, ensemble, config.name, {taker.name: image})
     raise InvalidRequest(
         f"model '{config.name}' takes no picture, and is in no ensemble that does: "
-        f"{_inputs_text(config)}; give --input NAME=FILE.npy"
+        f"{_inputs_text(config)}; give --input NAME=FILE"
     )
 
 

@@ -6,6 +6,7 @@ Nothing heavy is imported here: a verb imports its code when it runs.
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import os
 import sys
@@ -36,6 +37,8 @@ exit codes: 0 ended as requested, 1 failed, 2 usage, 69 something is unavailable
 def run_command(argv: Sequence[str]) -> int:
     """Run one verb; return the exit code. Our errors print one line, without a traceback."""
     parser = command_line()
+    if mistake := _unknown_verb(argv):
+        parser.error(mistake)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(nearest(unknown, arguments.flags))
@@ -53,6 +56,21 @@ def run_command(argv: Sequence[str]) -> int:
     except (errors.EdgeServerError, OSError, ModuleNotFoundError) as error:
         return report(_ours(error))
     return code
+
+
+def _unknown_verb(argv: Sequence[str]) -> str:
+    """Return what is wrong with the verb of a command, with the nearest one; empty if nothing."""
+    below = [verb.name.split() for verb in (*_DAEMON, *Verb.all_of(COMMANDS))]
+    for given, word in enumerate(argv):
+        known = list(dict.fromkeys(words[given] for words in below if len(words) > given))
+        if word.startswith("-") or not known:
+            return ""
+        if word not in known:
+            close = difflib.get_close_matches(word, known, n=1)
+            which = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            return f"unknown verb {' '.join(argv[: given + 1])}; {which}"
+        below = [words for words in below if words[given : given + 1] == [word]]
+    return ""
 
 
 def _ours(error: errors.EdgeServerError | OSError | ModuleNotFoundError) -> errors.EdgeServerError:

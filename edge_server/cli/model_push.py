@@ -113,7 +113,7 @@ def await_verdict(
         return OK
     if ended == NOBODY and not insists:
         return OK
-    text, code = _in_words(ended, verdict, repository, timeout_s)
+    text, code = _in_words(name, ended, verdict, repository, timeout_s)
     if code == OK:
         print(f"{name}: {digest[:12]} {text}")
     else:
@@ -121,7 +121,9 @@ def await_verdict(
     return code
 
 
-def _in_words(ended: str, verdict: Verdict, repository: Path, timeout_s: float) -> tuple[str, int]:
+def _in_words(
+    name: str, ended: str, verdict: Verdict, repository: Path, timeout_s: float
+) -> tuple[str, int]:
     """Return the text and the exit code of a verdict."""
     undecided = {
         NOBODY: (
@@ -149,10 +151,16 @@ def _in_words(ended: str, verdict: Verdict, repository: Path, timeout_s: float) 
     if verdict.outcome == ON_TRIAL:
         return "serves, and is watched beside what served before", OK
     serves = f"{verdict.serves[:12]} serves" if verdict.serves else "nothing of that name serves"
-    return (
-        f"{verdict.outcome}: {verdict.reason}; {serves}",
-        NOT_YET if verdict.outcome == WAITS else FAILED,
-    )
+    text = f"{verdict.outcome}: {verdict.reason}; {serves}"
+    if verdict.outcome == WAITS:
+        return text, NOT_YET
+    if verdict.last_good:
+        # A rollback would restore the content before, which may have been refused, too.
+        text += (
+            f"; `edge-server models rollback {name} --to {repository} --to-last-good` restores "
+            f"{verdict.last_good[:12]}, what was last found good"
+        )
+    return text, FAILED
 
 
 # The target device may have the GPUs that a configuration names, whatever this host has.

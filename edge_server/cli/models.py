@@ -39,18 +39,17 @@ from edge_server.repository.manifest import (
     make_keys,
     unfit,
 )
-from edge_server.repository.remote import archive_entries, open_origin
-from edge_server.repository.remote_files import download
+from edge_server.repository.remote import fetch, open_origin
 from edge_server.repository.scan import NAME_RULE, is_model_name
 from edge_server.repository.ssh import repository_at
 from edge_server.repository.store_state import installed_store
 from edge_server.repository.transfer import (
-    Entry,
     read_archive,
     receive,
     roll_back,
     to_last_good,
     write_archive,
+    writing,
 )
 from edge_server.repository.verdicts import (
     GOOD,
@@ -67,9 +66,8 @@ if TYPE_CHECKING:
 
     from edge_server.repository.content import Inventory
     from edge_server.repository.remote import Origin
-    from edge_server.repository.remote_files import RemoteFile
     from edge_server.repository.ssh import RemoteRepository
-    from edge_server.repository.transfer import Delivery
+    from edge_server.repository.transfer import Delivery, Entry
 
 _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS", "DAEMON")
 
@@ -298,39 +296,14 @@ def _pull_from(
     if not is_model_name(model):
         raise ModelConfigError(f"{url}: '{model[:200]}' is no model's name: {NAME_RULE}; --name N")
     cache = _cache(url, sha256)
-    fetched = cache / "fetched"
-    try:
-        fetched.mkdir(parents=True, exist_ok=True)
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InternalError(f"{error.filename}: cannot be made: {error.strerror}") from error
-    # One file each, by number: a path of the origin's means nothing here yet.
-    paths = {file: fetched / f"{i}-{file.sha256}" for i, file in enumerate(origin.files)}
-    for file, path in paths.items():
-        download(file, path, progress)
-    unpacked = cache / "unpacked"
-    shutil.rmtree(unpacked, ignore_errors=True)
-    unpacked.mkdir()
     # A manifest names its model; under another name a new one is made.
-    receive(unpacked, _entries(origin, paths, keep_manifest=model == origin.name), model)
-    package = pack(unpacked / model)
+    place, _ = fetch(origin, cache, progress, model)
+    package = pack(place)
     done = receive(directory, package.entries())
     shutil.rmtree(cache, ignore_errors=True)
     return replace(done, note=package.note) if package.note else done
-
-
-def _entries(
-    origin: Origin, paths: dict[RemoteFile, Path], *, keep_manifest: bool
-) -> Iterator[Entry]:
-    for file in sorted(origin.files, key=lambda each: each.path != NAME):
-        if file.unpack:
-            for entry in archive_entries(paths[file]):
-                if keep_manifest or entry.path not in ABOUT_CONTENT:
-                    yield entry
-        elif keep_manifest or file.path not in ABOUT_CONTENT:
-            status = paths[file].stat()
-            with paths[file].open("rb") as data:
-                yield Entry(file.path, data.read, status.st_size, status.st_mtime_ns)
 
 
 def _cache(url: str, sha256: str) -> Path:
@@ -388,7 +361,7 @@ def _waiting(arguments: argparse.Namespace) -> list[str]:
     return [*given, f"--wait-secs={arguments.wait_secs:g}", *store]
 
 
-def fetch(arguments: argparse.Namespace) -> int:
+def pull_model(arguments: argparse.Namespace) -> int:
     name, source = arguments.model, vars(arguments)["from"]
     if "://" in name:
         return _pull_url(arguments)

@@ -60,6 +60,7 @@ def screen(report: DaemonReport) -> list[str]:
         *_board(report.board),
         _plans(report),
         _recorder(report),
+        *_channels(report),
         *_settings(report),
     ]
     return [shown(line) for line in lines]
@@ -99,7 +100,8 @@ def _models(models: tuple[ModelReport, ...] | None) -> Iterator[str]:
     yield f"  {lines[0]}"
     for each, line in zip(models, lines[1:], strict=True):
         mark = OK if each.reason == IDLE else _mark(each.state, "READY")
-        yield f"{WARNING if each.degraded else mark} {line}"
+        told = each.degraded or (each.reason and each.reason != IDLE)
+        yield f"{WARNING if mark == OK and told else mark} {line}"
         if each.reason:
             yield f"    {_one_line(each.reason)}"
 
@@ -203,6 +205,14 @@ def _recorder(report: DaemonReport) -> str:
     if not recorder.ok:
         return f"{FAULT} recorder: {recorder.mode}, nothing is recorded now; the journal has why"
     return f"{OK} recorder: {recorder.mode}, {counts}"
+
+
+def _channels(report: DaemonReport) -> Iterator[str]:
+    for each in report.channels:
+        words = each.state.replace("_", " ")
+        words += f", {each.trouble}" if each.trouble not in ("", each.state) else ""
+        mark = FAULT if each.trouble else OK
+        yield f"{mark} channel {each.name}: serial {each.serial}, {words}"
 
 
 def _settings(report: DaemonReport) -> Iterator[str]:

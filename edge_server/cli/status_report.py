@@ -255,6 +255,16 @@ class SettingsReport:
 
 
 @dataclass(frozen=True)
+class FollowedChannel:
+    """A channel: `trouble` is a word for what a person should look at, empty without."""
+
+    name: str
+    serial: int
+    state: str
+    trouble: str
+
+
+@dataclass(frozen=True)
 class DaemonReport:
     """All of one screen.
 
@@ -275,6 +285,7 @@ class DaemonReport:
     plans: PlansReport
     recorder: RecorderReport
     settings: SettingsReport
+    channels: tuple[FollowedChannel, ...] = ()
     faults: tuple[str, ...] = ()
 
 
@@ -296,6 +307,7 @@ def make_report(
         plans=_plans(now.backends),
         recorder=_recorder(settings, metrics),
         settings=_settings(metrics),
+        channels=() if metrics is None else _channels(metrics),
         faults=now.faults,
     )
 
@@ -480,6 +492,19 @@ def _recorder(settings: Settings, metrics: Scrape | None) -> RecorderReport:
         for name in ("bytes", "dropped", "lost")
     ]
     return RecorderReport("on" if mode == "off" else mode, bool(ok), *counts)
+
+
+def _channels(metrics: Scrape) -> tuple[FollowedChannel, ...]:
+    serials = metrics.by_label("edge_channel_serial", "channel")
+    return tuple(
+        FollowedChannel(
+            found["channel"],
+            int(serials.get(found["channel"], 0)),
+            found["state"],
+            found["trouble"],
+        )
+        for found in metrics.labels("edge_channel_state", 1)
+    )
 
 
 def _settings(metrics: Scrape | None) -> SettingsReport:

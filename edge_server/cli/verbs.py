@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -303,6 +304,16 @@ def _digest(text: str) -> str:
     return text
 
 
+def _time(text: str) -> datetime:
+    try:
+        value = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        value = datetime.min
+    if value.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text}: write it as 2026-12-01T03:00+01:00")
+    return value
+
+
 _DATATYPES = ("FP16", "FP32", "FP64", "BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64")
 _FORMATS = (
     *("onnx", "keras", "savedmodel", "graphdef", "paddle"),
@@ -348,7 +359,7 @@ def file_with(*suffixes: str) -> Callable[[str], Path]:
 def _named_file(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"{text}: give it as NAME=FILE.npy")
+        raise argparse.ArgumentTypeError(f"{text}: give it as NAME=FILE")
     return name, Path(path)
 
 
@@ -446,11 +457,14 @@ FORMS: Mapping[str, Callable[[str], Any] | tuple[str, ...]] = {
     "--sha256": _sha256,
     "--limit": number(float, lambda value: 0 <= value <= 1, "a share, 0 to 1"),
     "--tolerance": float,
+    "PERCENT": number(float, lambda value: 0 <= value <= 100, "percent, 0 to 100"),
+    "TIME": _time,
+    "--max-celsius": float,
     "NAMES": _names,
     "NAME,…": _words,
     "NAME:SHAPE[:TYPE]": _tensor,
     "NAME:SIZES": _shape,
-    "NAME=FILE.npy": _named_file,
+    "NAME=FILE": _named_file,
     "METRES": float,
     "--lane-width": _in_range(float, 0.1, "metres"),
     "DEG": float,

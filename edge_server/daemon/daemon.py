@@ -21,7 +21,12 @@ from edge_server.board.identity import Identity
 from edge_server.board.update import RecordFile
 from edge_server.board.watch import HTTP_CLOSED, NO_GPU, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
-from edge_server.daemon.parts import directories_of, free_space
+from edge_server.daemon.parts import (
+    KnownSurroundings,
+    channel_followers,
+    directories_of,
+    free_space,
+)
 from edge_server.daemon.reload import SettingsReload, live_parts
 from edge_server.daemon.status import LOOK_S, REST_S, StatusReport
 from edge_server.errors import EdgeServerError, Reason, StageStuck
@@ -126,6 +131,8 @@ class Daemon:
         self._inference, self._requests, self._lanes = inference, requests, lanes
         self.devices, self.control = inference.devices, inference.control
         self.data_plane, self._grpc = inference.data_plane, requests.grpc
+        surroundings = KnownSurroundings(lanes.vehicle, lanes.board)
+        self._channels = channel_followers(settings, self.control, surroundings, lanes.events)
         disks = partial(free_space, directories_of(settings))
         self._http = self._http_server(settings, identity, disks)
         self._auxiliary = self._auxiliary_parts()
@@ -144,6 +151,7 @@ class Daemon:
             reload=self._reload,
             free_bytes=disks,
             events=lanes.events,
+            channels=self._channels,
         )
         self._running = ExitStack()
         self._exit_timeout_s = settings.serving.exit_timeout_s
@@ -171,6 +179,7 @@ class Daemon:
             events=lanes.events.counts,
             ready=self.data_plane.server_ready,
             spans=inference.spans,
+            channels=self._channels,
         )
         page = PageSources(
             identity,
@@ -253,6 +262,9 @@ class Daemon:
         yield lanes.cameras.open_recordings, lambda: lanes.cameras.stop(self._left_s)
         yield lanes.publisher.start, lanes.publisher.stop
         yield lambda: self._load(stop), _nothing
+        for channel in self._channels:
+            # A request to a registry may take a minute, and is not waited for.
+            yield channel.worker.start, channel.worker.ask_to_stop
         yield lambda: self._serve(stop), self._drain
 
     def run(self, stop: threading.Event) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +16,7 @@ import msgspec
 from edge_server.board.board import is_jetson
 from edge_server.board.installation import missing
 from edge_server.board.resources import nearest_directory
+from edge_server.board.watch import CLOCK_UNSYNCHRONIZED
 from edge_server.errors import SettingsError
 from edge_server.gpu.device import Devices
 from edge_server.inference.canary_monitor import CanaryTerms
@@ -31,12 +35,14 @@ from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.contracts import check_replacement
-from edge_server.pipeline.event_log import EventLog
+from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
-from edge_server.process.disk import free_bytes, state_directory
+from edge_server.process.disk import cache_directory, free_bytes, state_directory
 from edge_server.process.utf8 import is_utf8, shown
+from edge_server.repository.channel import Surroundings
+from edge_server.repository.channel_follower import ChannelFollower
 from edge_server.repository.content import PrivateCopies, PrivateDirectory
-from edge_server.repository.manifest import SignaturePolicy
+from edge_server.repository.manifest import PublicKeys, SignaturePolicy
 from edge_server.repository.scan import Repositories
 from edge_server.repository.store import ModelStore
 from edge_server.settings import Metrics, Python, Serving
@@ -45,11 +51,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from edge_server.board.identity import Identity
+    from edge_server.board.watch import BoardWatch
     from edge_server.cameras.calibration import Calibration
     from edge_server.inference.otlp import SpanSender
     from edge_server.lifecycle.loader import ModelSource
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
+    from edge_server.repository.channel_follower import ChannelReport
     from edge_server.settings import Repository, Settings
 
 # A model that loads others waits in a thread of its own, and the loaded ones may load others.
@@ -59,6 +67,10 @@ _ANY_METRICS = Metrics()
 _ANY_SERVING = Serving()
 # For the models of `models_aside`.
 _CLOSE_S = 5.0
+# A slower vehicle stands; a wheel's sensor gives nothing below.
+_STANDS_MPS = 0.1
+# Unpacking a large model is the longest pause between two looks at the vehicle.
+_LOOKS_S = 60.0
 
 
 def chosen_scheduling(settings: Serving, metrics: Metrics = _ANY_METRICS) -> Scheduling:
@@ -260,6 +272,83 @@ def following_control(
         # The daemon starts anew when the GPU comes.
         exit_on_error=settings.exit_on_error and not devices.awaited,
     )
+
+
+class KnownSurroundings:
+    """What the daemon knows of its vehicle, for channels; safe from any thread.
+
+    How long the vehicle stands counts from look to look: after a pause it begins anew.
+    """
+
+    def __init__(self, vehicle: VehicleInputs, board: BoardWatch) -> None:
+        self._vehicle, self._board = vehicle, board
+        self._stands_since = self._looked_at = math.inf
+
+    def look(self) -> Surroundings:
+        now, state, device = time.monotonic(), self._vehicle.at(), self._board.latest
+        speed_mps = None if state is None else state.speed_mps
+        stands = speed_mps is not None and abs(speed_mps) < _STANDS_MPS
+        if not stands or now - self._looked_at > _LOOKS_S:
+            self._stands_since = math.inf
+        self._stands_since = min(self._stands_since, now) if stands else math.inf
+        self._looked_at = now
+        hottest = None if device.facts is None else device.facts.heat.hottest
+        is_right = all(each.code != CLOCK_UNSYNCHRONIZED for each in device.reasons)
+        return Surroundings(
+            datetime.now(timezone.utc) if is_right else None,
+            None if speed_mps is None else max(0.0, now - self._stands_since),
+            None if hottest is None else hottest.celsius,
+        )
+
+
+def channel_followers(
+    settings: Settings,
+    control: RepositoryControl | PollControl,
+    surroundings: KnownSurroundings,
+    events: EventLog,
+) -> list[ChannelFollower]:
+    """Return what follows the channels of the settings.
+
+    Raises:
+        SettingsError: a key cannot be read, or a library is missing.
+    """
+    if not settings.repository.channels or not isinstance(control, PollControl):
+        return []
+
+    def put(cause: str, report: ChannelReport) -> None:
+        text = f"channel {report.channel}, serial {report.serial}, {report.content[:12]}"
+        if detail := report.fault if cause == "index_refused" else report.reason:
+            text = f"{text}: {detail}"
+        cause, times = f"channel_{cause}", (time.monotonic_ns(), time.time_ns())
+        events.put(Event("model", "instant", cause, text, *times, model=report.model))
+
+    check_channels(settings.repository)
+    return [
+        ChannelFollower(
+            *(name, each.source, [Path(path) for path in each.keys], settings.device.id),
+            interval_s=each.interval_s,
+            ca_file=each.ca_file,
+            repositories=_paths(settings.repository),
+            cache=cache_directory() / "channels" / name,
+            marks=control.store,
+            surroundings=surroundings.look,
+            verdict=control.verdict,
+            on_news=put,
+        )
+        for name, each in settings.repository.channels.items()
+    ]
+
+
+def check_channels(settings: Repository) -> None:
+    """Raises: SettingsError: a key of a channel cannot be read, or a library is missing."""
+    for name, each in settings.channels.items():
+        PublicKeys([Path(path) for path in each.keys])
+        try:
+            import_module("oras.container")
+        except ModuleNotFoundError as error:
+            raise SettingsError(
+                f"repository.channels.{name}: the library {missing(error)}"
+            ) from error
 
 
 def event_log(settings: Settings) -> EventLog:

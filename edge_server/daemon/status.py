@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edge_server.mqtt.publisher import Publisher
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
+    from edge_server.repository.channel_follower import ChannelFollower
     from edge_server.settings.sections import EventKind
 
 # As `Lifecycle.roll_back` reports it of the version that serves again.
@@ -283,10 +284,12 @@ class StatusReport:
         reload: SettingsReload | None,
         events: EventLog,
         free_bytes: Callable[[], Mapping[str, int]],
+        channels: Sequence[ChannelFollower] = (),
     ) -> None:
         self._board = board
         self._events = DeviceEvents(events)
         self._free_bytes = free_bytes
+        self._channels = channels
         self._data_plane = data_plane
         self._control = control
         self._pipelines = pipelines
@@ -326,6 +329,9 @@ class StatusReport:
         status line where it differs from the last one; return that line."""
         self._board.check()
         device = self._board.latest
+        # Before the device is online, when topics without a state are cleared.
+        for each in (channel.report for channel in self._channels):
+            self._attempt(f"channel {each.channel}", self._publisher.publish_channel, each)
         with self._going_on("cameras"):
             self._report_cameras(tuple(self._pipelines), device)
         with self._going_on("models"):
@@ -468,6 +474,9 @@ class StatusReport:
     def _status(self, device: DeviceReport) -> str:
         # The words alone: a temperature beside them would change the line again and again.
         board = "".join(f"; {reason.code}" for reason in device.reasons)
+        for report in (each.report for each in self._channels):
+            if report.trouble:
+                board += f"; channel {report.channel} {report.trouble}"
         entries, now = self._data_plane.index(only_ready=False), time.monotonic()
         broker = self._publisher.state
         pipelines, reload = tuple(self._pipelines), self._reload

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import LoadFailure
     from edge_server.lifecycle.updates import Deployments
+    from edge_server.repository.store import ModelStore
+    from edge_server.repository.verdicts import Verdict
     from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
@@ -389,6 +391,14 @@ class PollControl:
     def poll_age_s(self, now: float) -> float:
         """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
         return now - self._scanned_s
+
+    @property
+    def store(self) -> ModelStore:
+        return self._deployments.store
+
+    def verdict(self, model: str) -> Verdict:
+        """Return what was found of the newest content of a model."""
+        return self._deployments.verdict(model)
 
     def judge(self, model: str, served: str, text: str) -> None:
         """Note what was found of a candidate's lanes, for `models promote`."""

@@ -221,9 +221,11 @@ def _find_member(
                 f"{path}: ensemble {ensemble} contains models that are not available or "
                 f"ambiguous: {member}"
             )
+        # The traceback of a Python model is in its own reason.
+        reason = reasons[member].partition("\n\nAt:\n")[0]
         raise ModelLoadError(
             f"{path}: ensemble '{ensemble}' depends on '{member}' which has no loaded version. "
-            f"Model '{member}' loading failed with error: {reasons[member]}"
+            f"Model '{member}' loading failed with error: {reason}"
         )
     configs = models[member].configs
     if version == -1:

@@ -108,6 +108,10 @@ class Deployments(CanaryOutcomes):
                 record.candidate = copy.digest, text, served
         self.report()
 
+    def verdict(self, name: str) -> Verdict:
+        with self.table.lock:
+            return self.table.get(name).verdict(self.store.directory)
+
     def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
         """Note that `copy` has the content of `serving`, so a restart need not copy it again."""
         self.count("unchanged")

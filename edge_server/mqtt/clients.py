@@ -7,16 +7,19 @@ import logging
 import ssl
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edge_server.mqtt.broker import address_of, password_of, transport_of
+from edge_server.errors import Unavailable
+from edge_server.mqtt.broker import address_of, password_of, reason_of, transport_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.outbox import Wake
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
@@ -111,3 +114,52 @@ class RetainedState:
     def _send(self) -> None:
         if self._payload:
             self._sent = self._client.publish(self._topic, self._payload, qos=1, retain=True)
+
+
+def read_retained(mqtt: Mqtt, filters: Sequence[str], quiet_s: float) -> dict[str, bytes]:
+    """Return the retained messages of these filters, by topic: all that came until none came for
+    `quiet_s`.
+
+    Raises: Unavailable: the broker cannot be reached, or refuses the client or a filter.
+    """
+    found: dict[str, bytes] = {}
+    heard_s = time.monotonic()
+    refusals: list[str] = []
+
+    def take(_client: object, _data: object, message: paho.MQTTMessage) -> None:
+        nonlocal heard_s
+        if message.retain:
+            found[message.topic] = bytes(message.payload)
+            heard_s = time.monotonic()
+
+    def note(_client: object, _data: object, _mid: int, codes: list[Any], _more: object) -> None:
+        nonlocal heard_s
+        heard_s = time.monotonic()
+        refusals.extend(str(code) for code in codes if code.is_failure)
+
+    def connected(
+        client: paho.Client, _data: object, _flags: object, code: Any, _p: object
+    ) -> None:
+        if code.is_failure:
+            refusals.append(str(code))
+        else:
+            client.subscribe([(each, 0) for each in filters])
+
+    client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    client.on_message, client.on_subscribe, client.on_connect = take, note, connected
+    try:
+        if mqtt.username is not None:
+            client.username_pw_set(mqtt.username, password_of(mqtt))
+        client.tls_set_context(transport_of(mqtt))
+        client.connect(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
+        heard_s = time.monotonic() + TIMEOUT_S  # until the broker has answered
+        code = paho.MQTT_ERR_SUCCESS
+        while code == paho.MQTT_ERR_SUCCESS and time.monotonic() < heard_s + quiet_s:
+            code = client.loop(_STEP_S)
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"MQTT broker {address_of(mqtt)}: {reason_of(error)}") from error
+    client.disconnect()
+    if refusals or code != paho.MQTT_ERR_SUCCESS:
+        why = ", ".join(refusals) or paho.error_string(code)
+        raise Unavailable(f"MQTT broker {address_of(mqtt)}: {why}")
+    return found

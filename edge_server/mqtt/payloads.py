@@ -137,22 +137,28 @@ class Topics:
         _check("model", model, _MODEL, "A-Z, a-z, 0-9, '_', '.' and '-', a letter or digit first")
         return f"{PREFIX}/{self.device}/models/{model}/state"
 
+    def channel(self, channel: str) -> str:
+        """Retained: what a channel says, and what became of its model here."""
+        _check("channel", channel, _NAME, "a-z, 0-9, '_' and '-'")
+        return f"{PREFIX}/{self.device}/channels/{channel}"
+
     def states(self) -> tuple[str, ...]:
-        """Filters for the retained topics of all models and cameras, those of earlier runs too."""
+        """Filters for the retained topics of all models, cameras and channels, those of earlier
+        runs too."""
         root = f"{PREFIX}/{self.device}"
         cameras = f"{root}/cameras/+"
-        of_models = f"{root}/models/+/state", f"{cameras}/networks/+/verdict"
+        of_models = f"{root}/models/+/state", f"{cameras}/networks/+/verdict", f"{root}/channels/+"
         return *of_models, f"{cameras}/status", f"{cameras}/calibration"
 
     def is_state(self, topic: str) -> bool:
-        """Whether `topic` is one of `states`, of a name that a model or a camera may have."""
+        """Whether `topic` is one of `states`, of a name that its subject may have."""
         levels = topic.split("/")
         if levels[:3] != [*PREFIX.split("/"), self.device]:
             return False
         match levels[3:]:
             case ["models", name, "state"]:
                 return _MODEL.fullmatch(name) is not None
-            case ["cameras", name, "status" | "calibration"]:
+            case ["cameras", name, "status" | "calibration"] | ["channels", name]:
                 return _NAME.fullmatch(name) is not None
             case ["cameras", name, "networks", network, "verdict"]:
                 return all(map(_NAME.fullmatch, (name, network)))

@@ -9,6 +9,8 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from edge_server.inference.registry import ModelState
 from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.process.histogram import Distribution
     from edge_server.process.worker import Worker
+    from edge_server.repository.channel_follower import ChannelReport
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
@@ -249,6 +252,11 @@ class Publisher:
         topic = self._networks[key]
         if self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
             link.ring()
+
+    def publish_channel(self, report: ChannelReport) -> None:
+        """Publish what a channel says, and what became of its model."""
+        topic = self._topics.channel(report.channel)
+        self._put_state(topic, msgspec.json.encode(report))
 
     def publish_verdict(
         self, camera: str, network: str, model: str, served: str, verdict: LaneVerdict | None

@@ -61,7 +61,10 @@ sys.path[:] = filter(None, dict.fromkeys([*{path!r}, *sys.path]))
 # Another Python gets the package edge_server, and nothing else of the directory that it is in,
 # which may be the daemon's site-packages.
 _OUR_PACKAGE = """\
-import importlib.util, sys
+import sys
+if sys.version_info < (3, 10):
+    sys.exit("it is Python %d.%d, and 3.10 is the oldest that works" % sys.version_info[:2])
+import importlib.util
 sys.path[:] = filter(None, sys.path)
 spec = importlib.util.spec_from_file_location(
     "edge_server", {package!r} + "/__init__.py", submodule_search_locations=[{package!r}]
@@ -213,12 +216,14 @@ def another_python(main: str) -> str:
     return _OUR_PACKAGE.format(package=str(Path(edge_server.__file__).parent)) + main
 
 
-def missing_modules(python: str, modules: Sequence[str], timeout_s: float = math.inf) -> list[str]:
-    """Return which of the modules `python` cannot import; raise OSError or ChildFailed where it
-    is no Python that starts."""
-    function = "edge_server.process.in_child:missing"
-    found: list[str] = run_in_child(function, list(modules), python=python, timeout_s=timeout_s)
-    return found
+def examined(
+    python: str, modules: Sequence[str], timeout_s: float = math.inf
+) -> tuple[str, list[str]]:
+    """Return the version of `python`, like 3.11, and which of the modules it cannot import; raise
+    OSError or ChildFailed where it is no Python that starts."""
+    function = "edge_server.process.in_child:examined"
+    version, absent = run_in_child(function, list(modules), python=python, timeout_s=timeout_s)
+    return version, absent
 
 
 def _import_paths() -> list[str]:

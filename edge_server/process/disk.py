@@ -221,5 +221,7 @@ def states_here() -> list[Path]:
 
 
 def cache_directory() -> Path:
-    """Return this user's directory for what can be made, or fetched, again."""
+    """Return systemd's cache directory, otherwise the user's: for what can be fetched again."""
+    if cache := os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]:
+        return Path(cache)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge_server"

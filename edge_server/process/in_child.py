@@ -84,6 +84,11 @@ def missing(modules: Sequence[str]) -> list[str]:
     return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
+def examined(modules: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the version of this Python, like 3.11, and which of the modules it cannot import."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}", missing(modules)
+
+
 def _builtins(value: object) -> object:
     # A function that returns one of our structs has imported msgspec.
     import msgspec  # noqa: PLC0415

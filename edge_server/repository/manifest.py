@@ -176,6 +176,26 @@ def read_about(tree: ModelTree, path: str) -> bytes | None:
         raise cannot_be_read(path, error) from error
 
 
+class PublicKeys:
+    """Ed25519 public keys; a signature of any of them is valid. Without keys it is false.
+
+    Raises: SettingsError: a file of `paths` holds no such key, or the package that reads keys is
+        missing.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._keys = {path: _public_key(path) for path in paths}
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self._keys))
+
+    def have_signed(self, data: bytes, signature: bytes) -> bool:
+        return any(_is_signed_by(key, data, signature) for key in self._keys.values())
+
+
 class SignaturePolicy:
     """Accepts only models with a signature of a trusted key, depending on its mode. The signature
     covers the exact bytes of manifest.json, which names the model and the SHA-256 of every file. A
@@ -192,7 +212,7 @@ class SignaturePolicy:
             keys is missing.
         """
         self.mode = mode
-        self._keys = {} if mode == "off" else {path: _public_key(path) for path in keys}
+        self._keys = PublicKeys(() if mode == "off" else keys)
         self._reported: dict[str, str] = {}
         if mode == "require" and not self._keys:
             raise SettingsError(
@@ -236,12 +256,11 @@ class SignaturePolicy:
             )
         if not self._keys:
             return "its signature cannot be checked: repository.signature_keys names no public key"
-        if not any(_is_signed_by(key, manifest, signature) for key in self._keys.values()):
-            keys = ", ".join(map(str, self._keys))
+        if not self._keys.have_signed(manifest, signature):
             return (
-                f"{SIGNATURE_NAME} is not good under {keys}: another key signed it, or {NAME} or "
-                f"the signature was changed since; {_PUSH}, or trust the key that it was signed "
-                "with"
+                f"{SIGNATURE_NAME} is not good under {self._keys}: another key signed it, or "
+                f"{NAME} or the signature was changed since; {_PUSH}, or trust the key that it was "
+                "signed with"
             )
         return ""
 

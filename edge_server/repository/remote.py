@@ -11,12 +11,13 @@ import hashlib
 import json
 import lzma
 import re
+import shutil
 import stat
 import tarfile
 import zipfile
 import zlib
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -37,9 +38,16 @@ from edge_server.repository.remote_files import (
     OciRepository,
     RemoteFile,
     S3Store,
+    download,
 )
 from edge_server.repository.scan import MOST_BYTES, MOST_FILES
-from edge_server.repository.transfer import LONGEST_PATH_BYTES, BrokenArchive, Entry
+from edge_server.repository.transfer import (
+    LONGEST_PATH_BYTES,
+    BrokenArchive,
+    Entry,
+    receive,
+    writing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +56,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from edge_server.repository.remote_files import Body
+    from edge_server.repository.transfer import Delivery
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".zip")
 _IMAGE_MANIFESTS = (
@@ -76,9 +85,10 @@ class Origin:
     name: str
     files: tuple[RemoteFile, ...]
     close: Callable[[], object]
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-def open_origin(url: str, sha256: str) -> Origin:
+def open_origin(url: str, sha256: str = "", ca_file: str | None = None) -> Origin:
     """Return what is behind `url`.
 
     Args:
@@ -86,6 +96,7 @@ def open_origin(url: str, sha256: str) -> Origin:
             One that ends with `/` is a directory with a manifest, any other of the first two an
             archive.
         sha256: of the archive or of the manifest, in hexadecimal; empty without.
+        ca_file: PEM; the authority of a registry's certificate; None are those of the system.
 
     Raises:
         SettingsError: the URL is wrong, or nothing says what the digest of the content is.
@@ -105,7 +116,7 @@ def open_origin(url: str, sha256: str) -> Origin:
     store: HttpsStore | S3Store
     try:
         if parts.scheme == "oci":
-            store = OciRepository(url.removeprefix("oci://"))
+            store = OciRepository(url.removeprefix("oci://"), ca_file)
         elif parts.scheme == "s3":
             store = S3Store(parts.netloc)
         else:
@@ -133,13 +144,15 @@ def _artifact(repository: OciRepository, url: str, sha256: str) -> Origin:
         if wanted and wanted != found:
             raise ModelConfigError(f"{url}: its manifest has {found}, not {wanted}")
     try:
-        layers = [_layer(repository, layer, url) for layer in json.loads(data)["layers"]]
+        manifest = json.loads(data)
+        layers = [_layer(repository, layer, url) for layer in manifest["layers"]]
+        annotations = {str(k): str(v) for k, v in (manifest.get("annotations") or {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelConfigError(
             f"{url}: is no image manifest ({error}); of an index of several platforms, give the "
             "digest of one"
         ) from error
-    return Origin(repository.name, tuple(layers), repository.close)
+    return Origin(repository.name, tuple(layers), repository.close, annotations)
 
 
 def _layer(repository: OciRepository, layer: Mapping[str, Any], url: str) -> RemoteFile:
@@ -214,6 +227,43 @@ def _small_file(fetch: Callable[[], Body], what: str) -> bytes:
     except ConnectionCut as error:
         raise Unavailable(f"{what}: {error}; try again") from error
     return bytes(data)
+
+
+def fetch(
+    origin: Origin, cache: Path, progress: Callable[[int], object], name: str
+) -> tuple[Path, Delivery]:
+    """Return the directory in `cache` that holds the model of `origin`, as the model `name`.
+
+    What has been fetched stays in `cache`, so that another call goes on where this one ends.
+
+    Args:
+        name: under another name than the origin's the model has no manifest: that names its model.
+
+    Raises: EdgeServerError: see `download` and `archive_entries`.
+    """
+    fetched, unpacked = cache / "fetched", cache / "unpacked"
+    with writing(cache):
+        fetched.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(unpacked, ignore_errors=True)
+        unpacked.mkdir()
+    # One file each, by number: a path of the origin's means nothing here yet.
+    paths = {file: fetched / f"{i}-{file.sha256}" for i, file in enumerate(origin.files)}
+    for file, path in paths.items():
+        download(file, path, progress)
+    entries = _entries(paths, keep_manifest=name == origin.name)
+    return unpacked / name, receive(unpacked, entries, name)
+
+
+def _entries(paths: Mapping[RemoteFile, Path], *, keep_manifest: bool) -> Iterator[Entry]:
+    for file in sorted(paths, key=lambda each: each.path != NAME):
+        if file.unpack:
+            for entry in archive_entries(paths[file]):
+                if keep_manifest or entry.path not in ABOUT_CONTENT:
+                    yield entry
+        elif keep_manifest or file.path not in ABOUT_CONTENT:
+            status = paths[file].stat()
+            with paths[file].open("rb") as data:
+                yield Entry(file.path, data.read, status.st_size, status.st_mtime_ns)
 
 
 class _Member(NamedTuple):

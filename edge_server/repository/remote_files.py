@@ -81,8 +81,10 @@ class RemoteFile:
 class HttpsStore:
     """The files below `root`, as `https://HOST`."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, ca_file: str | None = None) -> None:
         self._root = root
+        # Given with each request, it counts before REQUESTS_CA_BUNDLE.
+        self._verify = ca_file or True
         self._session = _https_session()
         self.close = self._session.close
 
@@ -128,7 +130,7 @@ class HttpsStore:
         return Body(begin, tag, None if length is None else begin + length, _http_pieces(response))
 
     def _get(self, url: str, headers: dict[str, str]) -> Any:
-        return self._session.get(url, headers=headers, stream=True)
+        return self._session.get(url, headers=headers, stream=True, verify=self._verify)
 
 
 class OciRepository(HttpsStore):
@@ -137,20 +139,22 @@ class OciRepository(HttpsStore):
     oras parses the reference and logs in. Its own `pull` neither checks the digests of blobs nor
     resumes, so the blobs are fetched like any other file here.
 
+    Args: ca_file: PEM; the authority of its certificate; None are those of the system.
+
     Raises: ValueError: `reference` is none.
     """
 
-    def __init__(self, reference: str) -> None:
+    def __init__(self, reference: str, ca_file: str | None = None) -> None:
         import oras.auth  # noqa: PLC0415 - see above
         import oras.container  # noqa: PLC0415 - see above
 
         self._container = oras.container.Container(reference)
         self.name = str(self._container.repository).rpartition("/")[2]
         self.digest = str(self._container.digest or "")
-        super().__init__("")
+        super().__init__("", ca_file)
         # A registry that sets a cookie expects the further requests of a browser.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        self._auth = oras.auth.get_auth_backend("token", self._session)
+        self._auth = oras.auth.get_auth_backend("token", self._session, tls_verify=self._verify)
         self._auth.load_configs(self._container)
 
     def manifest(self, media_types: str) -> Body:
@@ -177,6 +181,24 @@ class OciRepository(HttpsStore):
             headers, _ = self._auth.authenticate_request(response, headers, refresh=True)
             response = super()._get(url, headers)
         return response
+
+
+@contextmanager
+def oci_client(source: str) -> Iterator[Any]:
+    """Yield oras' client, which sends artifacts to a registry.
+
+    Raises: Unavailable: the registry cannot be reached, or refuses what the block sends.
+    """
+    import oras.client  # noqa: PLC0415 - see above
+    import requests  # noqa: PLC0415 - see above
+
+    client = oras.client.OrasClient()
+    try:
+        yield client
+    except (ValueError, requests.RequestException) as error:
+        raise Unavailable(f"{source}: does not accept it: {error}") from error
+    finally:
+        client.session.close()
 
 
 class S3Store:
@@ -254,7 +276,7 @@ class S3Store:
 def download(
     file: RemoteFile,
     target: Path,
-    progress: Callable[[int], None],
+    progress: Callable[[int], object],
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
     """Return once `target` holds the content of `file`, checked against its digest.
@@ -302,7 +324,7 @@ def download(
         tag_file.unlink(missing_ok=True)
 
 
-def _fetch(file: RemoteFile, part: Path, tag_file: Path, progress: Callable[[int], None]) -> None:
+def _fetch(file: RemoteFile, part: Path, tag_file: Path, progress: Callable[[int], object]) -> None:
     most = MOST_BYTES if file.size is None else file.size
     offset = _size_bytes(part)
     if file.size is not None and offset == file.size:

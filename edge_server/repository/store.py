@@ -31,6 +31,7 @@ from edge_server.repository.content import (
 )
 from edge_server.repository.scan import look
 from edge_server.repository.store_state import (
+    ChannelMark,
     KeptCopy,
     StateFile,
     StoreState,
@@ -436,6 +437,15 @@ class ModelStore:
         """Return the model that had this content when it was quarantined; "" if not known."""
         with self._lock:
             return self._state.quarantined_as.get(digest, "")
+
+    def channel(self, name: str) -> ChannelMark:
+        with self._lock:
+            return self._state.channels.get(name, ChannelMark())
+
+    def mark_channel(self, name: str, mark: ChannelMark) -> None:
+        """Return once `mark` is durable; raises InternalError where the store cannot be written."""
+        with self._lock, self._writing():
+            self._save(replace(self._state, channels={**self._state.channels, name: mark}))
 
     def release(self, digest: str) -> None:
         self._note(lambda state: state.released(digest))

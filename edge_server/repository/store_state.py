@@ -70,6 +70,23 @@ class Deaths(msgspec.Struct, frozen=True):
     resets: int = 0
 
 
+class ChannelMark(msgspec.Struct, frozen=True):
+    """What is known of a channel over restarts.
+
+    Attributes:
+        index: the newest index that was accepted, whose serial is the least that counts; empty
+            before the first.
+        placed: the digest of the content that was last placed in a repository for it.
+        since_s: when that was, of `time.time()`.
+        outcome: what became of it, as it was last reported; empty while that is open.
+    """
+
+    index: str = ""
+    placed: str = ""
+    since_s: int = 0
+    outcome: str = ""
+
+
 class StoreState(msgspec.Struct, frozen=True):
     """The immutable state of a store; each change returns a new state.
 
@@ -80,6 +97,7 @@ class StoreState(msgspec.Struct, frozen=True):
         deaths: digest → the deaths during its loads since the last successful load.
         repositories: the repositories of these models, sorted; empty if not known yet.
         elsewhere: the states for other sets of repositories, the last used first.
+        channels: name of a channel → what is known of it, whatever the repositories.
     """
 
     models: dict[str, tuple[KeptCopy, ...]] = {}
@@ -90,6 +108,7 @@ class StoreState(msgspec.Struct, frozen=True):
     quarantined_as: dict[str, str] = {}
     repositories: tuple[str, ...] = ()
     elsewhere: tuple[StoreState, ...] = ()
+    channels: dict[str, ChannelMark] = {}
 
     @property
     def kept(self) -> list[KeptCopy]:
@@ -119,9 +138,9 @@ class StoreState(msgspec.Struct, frozen=True):
             return replace(self, repositories=repositories)
         others = {other.repositories: other for other in self.elsewhere}
         known = others.pop(repositories, StoreState(repositories=repositories))
-        left = (replace(self.stopped(), elsewhere=()), *others.values())
+        left = (replace(self.stopped(), elsewhere=(), channels={}), *others.values())
         turn = max(each.turn for each in (*left, known))
-        return replace(known, turn=turn, elsewhere=left[:MOST_SETS])
+        return replace(known, turn=turn, elsewhere=left[:MOST_SETS], channels=self.channels)
 
     def committed(self, name: str, copy: KeptCopy) -> StoreState:
         """Return the state in which `copy` is the last known good copy of `name`."""

@@ -3,6 +3,7 @@
 from edge_server.settings.read import Settings, read_settings
 from edge_server.settings.sections import (
     CameraSection,
+    ChannelSection,
     DeviceSection,
     EventsSection,
     LaneDeparture,
@@ -25,6 +26,7 @@ from edge_server.settings.transport import Access, Grpc, Http, Restriction, Tls
 __all__ = [
     "Access",
     "CameraSection",
+    "ChannelSection",
     "DeviceSection",
     "EventsSection",
     "Grpc",

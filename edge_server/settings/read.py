@@ -18,10 +18,12 @@ import msgspec
 
 from edge_server.errors import SettingsError
 from edge_server.settings.sections import (
+    CHANNEL,
     NAME,
     POWER,
     REGION,
     CameraSection,
+    ChannelSection,
     DeviceSection,
     EventsSection,
     LaneDeparture,
@@ -229,6 +231,8 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
     cameras = table.get("cameras")
     cameras = cameras if isinstance(cameras, dict) else {}
     message, _, location = text.partition(" - at ")
+    if location.startswith("`key`") and "$.repository.channels" in location:
+        return f"repository.channels: a name has {_NAME_IN_WORDS}"
     if location.startswith("`key`") and "$.cameras" not in location:
         table_name = location.partition("`$.")[2].rstrip("`")
         known = next(get_args(t) for t in types_in(type_of(table_name)) if get_origin(t) is Literal)
@@ -242,6 +246,9 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
     message = message.replace(
         f"Expected `str` matching regex {NAME!r}", f"expected {_NAME_IN_WORDS}"
     ).replace(f"Expected `str` matching regex {REGION!r}", 'expected "road", or x,y,width,height')
+    message = message.replace(
+        f"Expected `str` matching regex {CHANNEL!r}", "expected oci://REGISTRY/REPOSITORY:TAG"
+    )
     path = location.strip("`").removeprefix("$").lstrip(".")
     if unknown := re.search(r"unknown field `([^`]*)`", message):
         key = unknown[1]
@@ -258,6 +265,9 @@ def _explain(text: str, table: Mapping[str, Any]) -> str:
         if ".restricted[" in path:  # Triton's text
             what = "api" if path.startswith("http") else "protocol"
             message = f"unknown restricted {what} {got}; known: {', '.join(words)}"
+    if path.startswith("repository.channels[...]"):
+        name = _first_faulty(table["repository"]["channels"], ChannelSection)
+        path = path.replace("[...]", f".{name}", 1)
     if "[...]" in path and path.startswith("cameras"):
         camera = _first_faulty(cameras, CameraSection)
         path = path.replace("[...]", f".{camera}", 1)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # `$` would take a line end behind the name.
 NAME = r"^[a-z0-9_-]{1,64}\Z"
+CHANNEL = r"^oci://[^\s/@]+/[^\s@:]+:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z"
 REGION = r"^(road|[0-9]{1,5},[0-9]{1,5},[0-9]{1,5},[0-9]{1,5})?\Z"
 # Clients measure with as many (`perf_analyzer --concurrency-range=64`).
 MOST_INFERENCES: Final = 64
 EventKind = Literal["lane_departure", "lane_change", "camera", "model", "degraded"]
-FrameworkName = Literal["pytorch", "tensorflow", "openvino", "paddle"]
+InterpretedBackend = Literal["python", "pytorch", "tensorflow", "openvino", "paddle"]
 PayloadFormat = Literal["json", "protobuf"]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
@@ -74,6 +78,23 @@ class DeviceSection(Section, frozen=True):
     clock: Literal["any", "synchronized"] = "any"
 
 
+class ChannelSection(Section, frozen=True):
+    """`[repository.channels.NAME]`: a tag of a registry whose models this device takes, in mode
+    `poll`; see docs/fleet.md.
+
+    Attributes:
+        source: `oci://REGISTRY/REPOSITORY:TAG`.
+        keys: files of public keys; one of them must have signed the tag's index.
+        interval_s: between two requests; up to a half less, at random.
+        ca_file: PEM; the authority of the registry's certificate; None are those of the system.
+    """
+
+    source: Annotated[str, msgspec.Meta(pattern=CHANNEL)]
+    keys: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    interval_s: Annotated[float, msgspec.Meta(ge=1, le=86400)] = 300.0
+    ca_file: str | None = None
+
+
 class Repository(Section, frozen=True):
     """`[repository]`: where the models are, which are loaded, and how faults are handled.
 
@@ -110,6 +131,7 @@ class Repository(Section, frozen=True):
             parameter `preferred_configs` serves until that can, and where it cannot.
         wait_for_plans_s: at a boot edge-server-plans.service lets the daemon start so many seconds
             later at most; 0 builds plans beside the daemon.
+        channels: what a registry says which models this device has, by name.
     """
 
     paths: tuple[str, ...] = ("models",)
@@ -134,8 +156,13 @@ class Repository(Section, frozen=True):
     load_retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     config_name: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]*)?\Z")] = ""
     wait_for_plans_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 900.0
+    channels: dict[Name, ChannelSection] = {}
 
     def __post_init__(self) -> None:
+        if self.channels and self.mode != "poll":
+            raise ValueError(
+                'channels need mode = "poll": only then a model is followed, and rolled back'
+            )
         if "*" in self.load and len(self.load) > 1:
             raise ValueError(
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
@@ -501,8 +528,9 @@ class Python(Section, frozen=True):
             the daemon serves gRPC on one: they run as the daemon's user, to whom it is open.
         backends: Triton's directory of backends: a model whose `backend` is the name of a directory
             in it with a `model.py` is run by that file.
-        interpreters: backend → the Python that runs its models, which has that framework, msgspec
-            and numpy; without an entry it is the daemon's own.
+        interpreters: backend → the Python that runs its models, 3.10 or newer, which has that
+            framework, msgspec and numpy; without an entry it is the daemon's own.
+        model_interpreters: likewise model → the Python that runs it, whatever its backend has.
     """
 
     sandbox: Literal["auto", "require", "off"] = "auto"
@@ -511,4 +539,10 @@ class Python(Section, frozen=True):
     private: tuple[str, ...] = ()
     unix_sockets: bool | None = None
     backends: str = ""
-    interpreters: dict[FrameworkName, str] = {}
+    interpreters: dict[InterpretedBackend, str] = {}
+    model_interpreters: dict[str, str] = {}
+
+    def interpreter_of(self, model: str, backend: str) -> str:
+        """Return the Python of a model; empty is the daemon's own."""
+        by_backend: Mapping[Any, str] = self.interpreters
+        return self.model_interpreters.get(model, by_backend.get(backend, ""))

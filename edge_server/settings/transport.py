@@ -114,8 +114,9 @@ class Grpc(Section, frozen=True):
         max_connections: on TCP, and as many again on the socket.
         max_streams: concurrent calls on one connection; a client's process shares one.
         max_infer_streams: open streams of inferences, on TCP, and as many again on the socket.
-        max_lane_streams: streams of lanes, of events and of reflection that are open at once, on
-            TCP and as many again on the socket; each has a thread, beside those of inferences.
+        max_lane_streams: streams of lanes, of events, of reflection and of health that are open at
+            once, on TCP and as many again on the socket; each has a thread, beside those of
+            inferences.
         forward_headers: a regular expression; headers of a call whose name has a match of it become
             parameters of the request, for Python models to read. Upper and lower case are equal,
             unless it begins with `(?-i)`. Empty forwards none. Headers

@@ -9,13 +9,16 @@ from pathlib import Path
 LOCKS = Path(__file__).with_name("locks")
 
 # ONNX Runtime needs none of these to run a model: they convert and quantise networks, colour its
-# log and print formulas. Nor does the recorder need compression.
-UNUSED = ("coloredlogs", "sympy", "lz4", "zstandard")
+# log and print formulas. Nor does the recorder need compression, nor oras a schema where it reads.
+UNUSED = ("coloredlogs", "sympy", "lz4", "zstandard", "jsonschema")
 
 # The recorder; both are Python alone, 1 MB.
 _RECORDER = ("mcap>=1.3,<2", "foxglove-schemas-protobuf>=0.3,<1")
 # Spans for a collector; imported where the settings turn them on.
 _TRACING = ("opentelemetry-sdk>=1.45,<2", "opentelemetry-exporter-otlp-proto-http>=1.45,<2")
+
+# Channels of a registry: it reads references and logs in, 100 kB; requests is that of spans.
+_CHANNELS = ("oras>=0.2.40,<0.3",)
 
 # pycuda itself is source only: scripts/build_pycuda_wheel compiles it.
 PYCUDA_NEEDS = ("mako", "platformdirs>=2.2", "pytools>=2011.2")
@@ -28,13 +31,20 @@ _JETSON = {
         *PYCUDA_NEEDS,
         *_RECORDER,
         *_TRACING,
+        *_CHANNELS,
     ),
     # Ubuntu's own OpenCV, which has GStreamer, where JetPack's is not installed.
     "opencv": "libopencv-python (>= 4.5.4) | python3-opencv (>= 4.5.4)",
 }
 # A desktop: ONNX Runtime on the CPU, OpenCV from its wheel. Debian's and Ubuntu's python3-opencv
 # would bring 150 packages with it (VTK, Qt) and hold NumPy at 1.
-_DESKTOP = ("onnxruntime>=1.20,<2", "opencv-python-headless>=4.8,<6", *_RECORDER, *_TRACING)
+_DESKTOP = (
+    "onnxruntime>=1.20,<2",
+    "opencv-python-headless>=4.8,<6",
+    *_RECORDER,
+    *_TRACING,
+    *_CHANNELS,
+)
 
 # GStreamer reads live cameras with PyGObject, which belongs to the system's own Python; so does the
 # library with which records reach the journal with their fields.

@@ -18,7 +18,7 @@ from support.daemon_process import Process
 from support.live_cameras.started import LiveCameras
 from support.mosquitto import Mosquitto, mosquitto_binary
 from support.polling_server import POLL, Server
-from support.preloaded import preloaded
+from support.preloaded import PRELOADED
 from support.settings_drive import Drive
 
 from edge_server.cameras.colour import bgr_of
@@ -40,11 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def daemons_are_preloaded(own_temporary_folder: None) -> Iterator[None]:
+def edge_server_is_preloaded(own_temporary_folder: None) -> Iterator[None]:
     """Before a test changes folder or environment."""
-    process = preloaded()
+    PRELOADED.begin()
     yield
-    process.close()
+    PRELOADED.end()
 
 
 @pytest.fixture

@@ -114,7 +114,12 @@ def test_a_straight_drive_becomes_a_mounting(
 @pytest.mark.parametrize(
     ("height", "code", "text"),
     [
-        ("1.5", 0, "is wide for lanes of 3.6 m (--lane-width): the height or the focal length"),
+        pytest.param(
+            "1.5",
+            0,
+            "is wide for lanes of 3.6 m (--lane-width): the height or the focal length",
+            marks=pytest.mark.long,
+        ),
         ("2.6", 78, "m wide: measure the camera's height again"),
     ],
 )
@@ -136,6 +141,7 @@ def test_too_little_road_is_no_estimate(folder: Path, capsys: pytest.CaptureFixt
     assert "drive longer, straight" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the pictures and clips in {DATA}")
 def test_the_lanes_of_a_real_motorway_have_the_width_of_one(
     folder: Path, capsys: pytest.CaptureFixture[str]

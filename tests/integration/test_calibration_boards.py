@@ -29,7 +29,7 @@ VIEWS = Path(__file__).parents[3] / "shared/data/lanes/calibration"
     ("text", "lens"),
     [
         ("chessboard:9x6:0.025", LENS),
-        ("charuco:11x8:0.022:0.016:DICT_5X5_100", LENS),
+        pytest.param("charuco:11x8:0.022:0.016:DICT_5X5_100", LENS, marks=pytest.mark.long),
         ("chessboard:9x6:0.025", FISHEYE),
     ],
 )

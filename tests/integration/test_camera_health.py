@@ -23,8 +23,8 @@ TIMEOUT_S = 600
 @pytest.mark.parametrize(
     ("scenes", "count"),
     [
-        ("960x540: raw", 4),
-        ("960x540: night", 2),
+        pytest.param("960x540: raw", 4, marks=pytest.mark.long),
+        pytest.param("960x540: night", 2, marks=pytest.mark.long),
         ("960x540: tunnel", 1),
         ("960x540: lower half covered", 1),
         pytest.param(

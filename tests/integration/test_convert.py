@@ -17,6 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from support.verb import run_verb
 
 from edge_server.cli.main import run_command
+from edge_server.gpu.device import Devices
+from edge_server.model_config.parse import read_model_config
 
 if TYPE_CHECKING:
     from support.simulated_gpu import SimulatedGpu
@@ -119,6 +121,28 @@ def test_half_precision_is_half_the_size_and_served_with_its_labels(
     # The source's labels and batch size go with it.
     assert convert(target, repository / "again", "--limit", "0") == 0
     assert (repository / "again" / "labels.txt").read_text() == labels.read_text()
+
+
+def test_scheduling_and_instances_of_a_repositorys_model_are_kept(
+    network: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(network, repository / "net") == 0
+    config = repository / "net" / "config.pbtxt"
+    for kind in ("KIND_CPU", "KIND_GPU"):
+        kept = (
+            "dynamic_batching {\n  max_queue_delay_microseconds: 100\n}\n"
+            f"instance_group {{\n  kind: {kind}\n  count: 2\n}}\n"
+        )
+        config.write_text(config.read_text().partition("dynamic_batching")[0] + kept)
+        made = repository / kind.lower()
+        assert convert(repository / "net", made, "--fp16") == 0
+        found = read_model_config(made / "config.pbtxt")
+        assert found.dynamic_batching.max_queue_delay_microseconds == 100
+        assert [group.count for group in found.instance_group] == [2]
+    # A model for a GPU is made on a machine without one, too.
+    assert ("not loaded: its instances are for a GPU" in capsys.readouterr().err) == bool(
+        Devices().reason
+    )
 
 
 def test_int8_has_its_scales_of_recorded_inputs(

@@ -1,44 +1,38 @@
-"""Models of the real frameworks are converted, served, and converted on.
-
-Each framework has an environment of its own below the user's cache (gigabytes; made once).
-EDGE_FRAMEWORK_PYTHONS names interpreters that have them already, with `:` between.
-"""
+"""Models of the real frameworks are converted, served, and converted on; see
+`support.framework_pythons`."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 import tritonclient.grpc as triton
+from support.framework_pythons import ROOT, python_with
 from support.verb import run_verb
 from support.waiting import wait_until
 
 from edge_server.cli.main import run_command
-from edge_server.process.disk import cache_directory
 from edge_server.tools.convert.formats import (
     OPENVINO,
     PADDLE,
     TENSORFLOW,
     TORCH,
     FrameworkPackages,
-    lacks,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from support.polling_server import Server
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
 SIZE = (32, 48)
 TOLERANCE = 1e-5
 
@@ -141,23 +135,6 @@ net.eval()
 spec = [InputSpec([None, 3, 32, 48], "float32", "images")]
 paddle.jit.save(net, sys.argv[1] + "/paddle/inference", input_spec=spec)
 """
-
-
-def python_with(framework: FrameworkPackages) -> Path:
-    given = [Path(p) for p in os.environ.get("EDGE_FRAMEWORK_PYTHONS", "").split(":") if p]
-    found = next((python for python in given if not lacks(python, framework.modules)), None)
-    return found or environment_of(framework)
-
-
-def environment_of(framework: FrameworkPackages) -> Path:
-    home = cache_directory() / "frameworks" / framework.name
-    python, whole = home / "bin/python", home / "whole"
-    if not whole.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-        for line in framework.requirements:
-            subprocess.run([python, "-m", "pip", "install", "--quiet", *line], check=True)
-        whole.touch()
-    return python
 
 
 def make(framework: FrameworkPackages, script: str, folder: Path) -> Path:
@@ -296,9 +273,6 @@ def test_every_file_of_pytorch_becomes_the_same_network(
     assert "--input images:-1x3x360x640" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT-RTX is not here"
-)
 def test_a_checkpoint_gets_the_arguments_of_its_class_and_loses_a_prefix(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,6 +292,9 @@ def test_a_checkpoint_gets_the_arguments_of_its_class_and_loses_a_prefix(
     assert "begin with 'module.', which was taken off" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT-RTX is not here"
+)
 def test_torch_becomes_a_plan_of_a_real_builder(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

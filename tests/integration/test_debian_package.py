@@ -39,7 +39,7 @@ paths = ["/usr/share/edge_server/models"]
 [mqtt]
 host = "127.0.0.1"
 [cameras.road]
-uri = "synthetic://road?seed=7&fps=10"
+uri = "synthetic://road?seed=7&fps=4"
 """
 OTHER_PORTS = "[grpc]\nport = 8011\n[metrics]\nport = 8012\n[http]\nport = 8010\n"
 SOURCES = """\
@@ -353,6 +353,7 @@ def test_the_journal_is_searched_by_model_and_explains_an_error(machine: Machine
         container.do("systemctl", "restart", "edge-server")
 
 
+@pytest.mark.long
 def test_the_daemon_serves_on_while_an_upgrade_is_cut_off_and_another_completes_it(
     machine: Machine, repository: Repository, built: Path, tmp_path: Path
 ) -> None:
@@ -380,7 +381,9 @@ def test_the_daemon_serves_on_while_an_upgrade_is_cut_off_and_another_completes_
     assert container.do("dpkg-query", "-Wf", "${Version}", "edge-server") == version_of(later)
 
 
-def test_settings_that_are_wrong_keep_the_version_before_serving(machine: Machine) -> None:
+def test_settings_that_are_wrong_keep_the_version_before_serving_and_what_is_disabled_stays_so(
+    machine: Machine,
+) -> None:
     container, unit = machine.container, machine.unit
     kept = container.do("cat", CONFIG)
     container.write("/etc/edge_server/rear.toml", ROAD + OTHER_PORTS)
@@ -388,19 +391,23 @@ def test_settings_that_are_wrong_keep_the_version_before_serving(machine: Machin
     rear = Unit(container, "edge-server@rear")
     before, before_rear = unit["MainPID"], rear["MainPID"]
     container.write(CONFIG, "[mqtt]\nhsot = 1\n")
+    container.do("systemctl", "disable", "edge-server")
     try:
         machine.apt(
             "install", "--reinstall", "-o", "Dpkg::Options::=--force-confold", "edge-server"
         )
         assert (unit["ActiveState"], unit["MainPID"]) == ("active", before)
+        assert unit["UnitFileState"] == "disabled"
         assert rear.restarted(before_rear)
     finally:
         container.write(CONFIG, f"{kept}\n")
+        container.do("systemctl", "enable", "edge-server")
         container.do("systemctl", "restart", "edge-server")
         container.do("systemctl", "stop", "edge-server@rear")
         container.do("rm", "/etc/edge_server/rear.toml")
 
 
+@pytest.mark.long
 def test_a_unit_that_the_operator_disabled_stays_so(machine: Machine) -> None:
     machine.container.do("systemctl", "disable", "--now", "edge-server")
     try:

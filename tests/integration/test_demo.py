@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 import pytest
+from support.verb import run_verb
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -25,11 +26,15 @@ PATIENCE_S = 60.0
 RIGHT = "q8Zr-right"
 
 
-def demo(
-    folder: Path, *arguments: str, python: tuple[str, ...] = ("-m", "edge_server")
-) -> subprocess.CompletedProcess[str]:
+def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_verb("demo", *arguments, cwd=folder)
+
+
+def demo_after(code: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process that ran `code` before it."""
+    run = f"{code}; from edge_server.__main__ import main; main()"
     return subprocess.run(
-        [sys.executable, *python, "demo", *arguments],
+        [sys.executable, "-c", run, "demo", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -159,12 +164,8 @@ def test_a_camera_with_a_password_is_shown_without_it(
 
 
 def test_a_camera_that_is_not_there_is_named_with_the_next_step(tmp_path: Path) -> None:
-    sooner = (
-        "from edge_server.cli import demo; demo._TIMEOUT_S = 3.0; "
-        "from edge_server.__main__ import main; main()"
-    )
-    words = ("--frames", "5", "--source", "/dev/video77")
-    done = demo(tmp_path, *words, python=("-c", sooner))
+    sooner = "from edge_server.cli import demo; demo._TIMEOUT_S = 3.0"
+    done = demo_after(sooner, tmp_path, "--frames", "5", "--source", "/dev/video77")
     assert done.returncode == 69
     assert "no lanes arrived for 3 s: unavailable: /dev/video77: no such device; " in done.stderr
     assert "check the camera's plug and cable" in done.stderr
@@ -240,8 +241,7 @@ def test_a_picture_that_is_there_stays(tmp_path: Path) -> None:
 
 
 def test_without_opencv_it_names_what_is_missing(tmp_path: Path) -> None:
-    without = "import sys; sys.modules['cv2'] = None; from edge_server.__main__ import main; main()"
-    done = demo(tmp_path, "--frames", "2", python=("-c", without))
+    done = demo_after("import sys; sys.modules['cv2'] = None", tmp_path, "--frames", "2")
     assert done.returncode in {69, 78}
     assert "cv2" in done.stderr
     assert "Traceback" not in done.stderr

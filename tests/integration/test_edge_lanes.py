@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import re
 import subprocess
 import sys
-import threading
 import venv
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import paho.mqtt.client as mqtt
@@ -20,12 +17,12 @@ import pytest
 from google.protobuf import json_format
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
-from support.free_ports import free_ports
+from support.lane_stand_in import PowerCut, StandIn
 from support.lane_stubs import CLIENT
 from support.waiting import wait_until
 
-from edge_lanes import EventStream, LaneStream, LaneSubscription, State
-from edge_lanes.v1 import events_pb2, lane_service_pb2, lane_service_pb2_grpc, lanes_pb2
+from edge_lanes import EventStream, LaneStream, LaneSubscription, State, streams
+from edge_lanes.v1 import lanes_pb2
 from edge_server.lanes.e2e import PROPERTY, Envelope, protect
 
 if TYPE_CHECKING:
@@ -104,63 +101,6 @@ def test_the_programs_of_its_readme_run_in_an_environment_of_its_own(
         assert re.fullmatch(last, done.stdout.splitlines()[-1]), done.stdout
 
 
-class LaneService(lane_service_pb2_grpc.LaneServiceServicer):
-    """A stand-in for the daemon: sends frames with these numbers while they are acknowledged."""
-
-    def __init__(self) -> None:
-        self.acknowledged: list[int] = []
-        self.events = [
-            events_pb2.Event(id=number, log="a", text=f"event {number}") for number in (1, 2, 3)
-        ]
-        self.asked: list[tuple[int, str]] = []
-
-    def StreamLanes(self, requests: Any, context: Any) -> Iterator[Any]:
-        first = next(requests)
-        if "absent" in first.cameras:
-            context.abort(grpc.StatusCode.NOT_FOUND, "no camera 'absent'")
-        free = threading.Semaphore(first.window)
-
-        def listen() -> None:
-            with contextlib.suppress(grpc.RpcError):  # the call has ended
-                for request in requests:
-                    self.acknowledged.append(request.acknowledged)
-                    free.release()
-
-        threading.Thread(target=listen, daemon=True).start()
-        for number in range(1, 100):
-            while not free.acquire(timeout=0.1):
-                if not context.is_active():
-                    return
-            frame = lanes_pb2.LaneFrame(camera="front", frame_id=number, status=number % 5 or 1)
-            yield lane_service_pb2.StreamLanesResponse(
-                sequence=number, frame=frame, lost=number % 2
-            )
-
-    def StreamEvents(self, request: Any, context: Any) -> Iterator[Any]:
-        self.asked.append((request.after_id, request.log))
-        for event in self.events:
-            if event.id > request.after_id:
-                yield lane_service_pb2.StreamEventsResponse(event=event)
-
-
-class StandIn:
-    """Serves a `LaneService`, is killed, and serves again on the same port."""
-
-    def __init__(self) -> None:
-        (self.port,) = free_ports(1)
-        self.service = LaneService()
-        self.start()
-
-    def start(self) -> None:
-        self.server = grpc.server(ThreadPoolExecutor(4))
-        lane_service_pb2_grpc.add_LaneServiceServicer_to_server(self.service, self.server)
-        self.server.add_insecure_port(f"127.0.0.1:{self.port}")
-        self.server.start()
-
-    def stop(self) -> None:
-        self.server.stop(0).wait()
-
-
 @pytest.fixture
 def stand_in() -> Iterator[StandIn]:
     made = StandIn()
@@ -188,6 +128,19 @@ def test_a_device_that_is_gone_is_silent_and_its_lanes_come_again(stand_in: Stan
     stand_in.start()
     assert next(each for each in readings if each.usable).frame is not None
     readings.close()  # type: ignore[attr-defined]
+
+
+def test_a_connection_whose_device_lost_its_power_is_replaced(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "PINGS", [(name, value // 10) for name, value in streams.PINGS])
+    with PowerCut(stand_in.port) as line:
+        readings = iter(LaneStream(f"127.0.0.1:{line.port}", silent_after_s=0.3))
+        assert next(readings).usable
+        line.cut()
+        assert next(each for each in readings if each.frame is None).state is State.SILENT
+        assert next(each for each in readings if each.usable).frame is not None
+        readings.close()  # type: ignore[attr-defined]
 
 
 def test_what_no_other_attempt_passes_is_raised(stand_in: StandIn) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +14,10 @@ from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from support.polling_server import Server
+
+MODELS = Path(__file__).parents[2] / "models"
 
 
 @pytest.fixture
@@ -51,6 +54,61 @@ def test_what_serves_goes_on_while_the_state_directory_is_read_only(
     mount('umount "$0"')
     assert server.wait_for(2) <= {1}
     wait_until(lambda: server.index()["m"] == [("READY", "")], otherwise=lambda: server.log)
+    assert server.process.terminate() == 0
+
+
+# A file system of the daemon's own, which the kernel makes read-only at its first error.
+EXT4 = 'mount -o loop,errors=remount-ro "$0" "$1"; shift; exec "$@"'
+ERROR = 'echo 1 >"/sys/fs/ext4/$(basename "$(findmnt -no SOURCE "$0")")/trigger_fs_error"'
+
+
+@pytest.mark.long
+def test_a_disk_that_the_kernel_makes_read_only_costs_what_is_written_alone(
+    serve: Callable[..., Server],
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unlike with a mount over it, files that are open can no longer be written either."""
+    if os.geteuid() or shutil.which("mkfs.ext4") is None:
+        pytest.skip("a disk of a file needs root and e2fsprogs")
+    state, image = tmp_path / "state", tmp_path / "image"
+    state.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    alone = ("unshare", "--mount", "--propagation=private", "sh", "-ec")
+    tried = subprocess.run(
+        [*alone, EXT4, image, state, "true"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        pytest.skip(f"no disk can be made of a file here: {tried.stderr.strip()}")
+    monkeypatch.setenv("STATE_DIRECTORY", str(state))
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[trace]\nfile = "{state}/trace.json"\nlevel = ["TIMESTAMPS"]\nrate = 1\n'
+        '[recorder]\nmode = "continuous"\n[cameras.front]\nmodel = "lane_detection"\n'
+        'uri = "synthetic://road?seed=7&fps=5"\n'
+    )
+    server = serve(
+        f"--config={config}",
+        f"--model-repository={MODELS}",
+        f"--repository-copies={state / 'store'}",
+        within=(*alone, EXT4, str(image), str(state)),
+    )
+    wait_until(lambda: "model m: last known good" in server.log, otherwise=lambda: server.log)
+    inside = ["nsenter", "--mount", f"--target={server.process.popen.pid}", "sh", "-ec"]
+    subprocess.run([*inside, ERROR, state], check=True)
+    swap(repository, "m", network(2))
+    assert server.wait_for_reason("Read-only file system") == "READY"
+    assert server.answer() == 1
+    for said in (
+        "recorder: nothing is recorded: the disk: Read-only file system; lanes go on",
+        "traces are lost: Read-only file system",
+    ):
+        wait_until(lambda said=said: said in server.log, otherwise=lambda: server.log)
+    before = server.metric('edge_frames_total{camera="front"}')
+    wait_until(lambda: server.metric('edge_frames_total{camera="front"}') > before + 5)
     assert server.process.terminate() == 0
 
 

@@ -91,7 +91,7 @@ esac
     ("system_cv2", "asked"),
     [
         (0, "[gpu-check] constraints: numpy<2"),
-        (1, "[gpu-check,onnxruntime] constraints: "),
+        pytest.param(1, "[gpu-check,onnxruntime] constraints: ", marks=pytest.mark.long),
     ],
 )
 def test_beside_the_systems_opencv_numpy_stays_what_that_was_built_for(
@@ -216,7 +216,9 @@ def tensorrt_section(
     return section
 
 
-@pytest.mark.parametrize(("settings", "is_right"), [("", True), ("off=100", False)])
+@pytest.mark.parametrize(
+    ("settings", "is_right"), [pytest.param("", True, marks=pytest.mark.long), ("off=100", False)]
+)
 def test_a_plan_is_compared_with_onnx_runtime(
     simulated_libcuda: SimulatedGpu,
     kernels_on_cpu: Path,
@@ -240,6 +242,7 @@ def test_a_plan_is_compared_with_onnx_runtime(
     assert others == {True}
 
 
+@pytest.mark.long
 def test_a_tensorrt_that_refuses_is_quoted(simulated_libcuda: SimulatedGpu, tmp_path: Path) -> None:
     environment = {
         **simulated_libcuda.environment("compute=90,integrated=0"),
@@ -260,7 +263,9 @@ def test_a_tensorrt_that_refuses_is_quoted(simulated_libcuda: SimulatedGpu, tmp_
             "neither TensorRT nor TensorRT-RTX can be imported",
         ),
         # NVIDIA's edition for desktops, which knows no Hopper.
-        ((), r"TensorRT-RTX [\d.]+ has no SM90: it has SM75, SM80, "),
+        pytest.param(
+            (), r"TensorRT-RTX [\d.]+ has no SM90: it has SM75, SM80, ", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_gpu_without_any_tensorrt_for_it_is_told(
@@ -289,7 +294,11 @@ echo "========= $2: $FOUND"
 
 @pytest.mark.parametrize(
     ("found", "met"),
-    [("ERROR SUMMARY: 0 errors", True), ("ERROR SUMMARY: 3 errors", False), ("", False)],
+    [
+        pytest.param("ERROR SUMMARY: 0 errors", True, marks=pytest.mark.long),
+        ("ERROR SUMMARY: 3 errors", False),
+        pytest.param("", False, marks=pytest.mark.long),
+    ],
 )
 def test_what_the_sanitizer_finds_is_a_goal_that_is_missed(
     simulated_libcuda: SimulatedGpu, tmp_path: Path, found: str, met: bool
@@ -306,6 +315,7 @@ def test_what_the_sanitizer_finds_is_a_goal_that_is_missed(
     assert [goal["met"] for goal in report["goals"]] == [met]
 
 
+@pytest.mark.long
 def test_what_four_cameras_add_to_device_memory_is_a_goal(
     simulated_libcuda: SimulatedGpu, kernels_on_cpu: Path, tmp_path: Path
 ) -> None:

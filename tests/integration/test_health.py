@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.free_ports import free_ports
+from support.preloaded import start_daemon
+from support.verb import run_verb
 from support.waiting import wait_until
 
 from edge_server.api.http.scrape import scrape
 from edge_server.errors import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from support.mosquitto import Mosquitto
+    from support.preloaded import Forked
 
 TIMEOUT_S = 60
 MODELS = Path(__file__).parents[2] / "models"
@@ -42,17 +45,14 @@ class Device:
             f"[grpc]\nport = {self.port}\n{more}\n"
             f"[metrics]\nport = {self.metrics_port}\n"
             "[http]\nport = 0\n"
-            '[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\n'
+            '[cameras.front]\nuri = "synthetic://road?seed=7&fps=4"\n'
         )
         self._log = folder / "daemon.log"
-        self._daemon: subprocess.Popen[bytes] | None = None
+        self._daemon: Forked | subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        with self._log.open("a") as log:
-            self._daemon = subprocess.Popen(
-                [sys.executable, "-m", "edge_server", "run", "--config", str(self.config)],
-                stderr=log,
-            )
+        words = ["run", "--config", str(self.config)]
+        self._daemon = start_daemon(words, dict(os.environ), self._log)
 
     def kill(self) -> None:
         if self._daemon is not None:
@@ -64,28 +64,34 @@ class Device:
         self._daemon.send_signal(number)
 
     def health(self, *required: str, wait_s: float = 0, stable_s: float = 0) -> Health:
-        return Health(self.begin_health(*required, wait_s=wait_s, stable_s=stable_s))
+        done = run_verb(*self._words(required, wait_s, stable_s, "--json"))
+        return Health(done.returncode, done.stdout, done.stderr)
 
     def begin_health(
         self, *required: str, wait_s: float, stable_s: float, flag: str = "--json"
     ) -> subprocess.Popen[str]:
-        flags = [flag, *(word for name in required for word in ("--require", name))]
-        command = [sys.executable, "-m", "edge_server", "health", "--config", str(self.config)]
         return subprocess.Popen(
-            [*command, "--wait", str(wait_s), "--stable", str(stable_s), *flags],
+            [sys.executable, "-m", "edge_server", *self._words(required, wait_s, stable_s, flag)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=dict(os.environ),
         )
 
+    def _words(
+        self, required: Sequence[str], wait_s: float, stable_s: float, flag: str
+    ) -> list[str]:
+        needs = (word for name in required for word in ("--require", name))
+        times = ("--wait", str(wait_s), "--stable", str(stable_s))
+        return ["health", "--config", str(self.config), *times, flag, *needs]
+
 
 class Health:
     """What one call of `health` ended with."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        out, self.err = process.communicate(timeout=TIMEOUT_S)
-        self.code = process.returncode
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.err = err
         found: dict[str, Any] = json.loads(out) if out else {}
         self.healthy = found.get("healthy")
         self.restarts = found.get("restarts")
@@ -111,7 +117,8 @@ def test_a_daemon_that_is_not_there_yet_is_waited_for_and_each_fault_has_its_rea
     assert "Connection refused" in missing.unmet["daemon"]
     waiting = device.begin_health(*EVERYTHING, wait_s=55, stable_s=1)
     device.start()
-    found = Health(waiting)
+    out, err = waiting.communicate(timeout=TIMEOUT_S)
+    found = Health(waiting.returncode, out, err)
     assert (found.code, found.healthy, found.unmet) == (0, True, {}), found.err
 
     mosquitto.kill()

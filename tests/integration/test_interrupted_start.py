@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from support.polling_server import Server
 
 MODELS = Path(__file__).parents[2] / "models"
-ROAD = "synthetic://road?seed=7&fps=10"
+ROAD = "synthetic://road?seed=7&fps=4"
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ def test_what_a_command_leaves_behind_is_named() -> None:
 
 
 def test_the_status_of_a_command_that_leaves_nothing_is_its_own() -> None:
-    assert isolated("true").returncode == 0
     assert isolated("exit 7").returncode == 7
 
 
@@ -51,14 +50,15 @@ def test_a_checkout_in_a_hidden_folder_may_have_caches() -> None:
 
 
 def test_the_folders_of_the_machine_are_empty_or_read_only() -> None:
-    if isolated("true").stderr:
+    ran = isolated(
+        "find /var/lib /tmp /var/tmp -mindepth 1 -maxdepth 1 -name 'pytest*'\n"
+        "for place in /etc /usr; do touch $place/edge-server-was-here && echo $place; done\n"
+        "true"
+    )
+    if "no mounts are allowed here" in ran.stderr:
         pytest.skip("no mounts are allowed here")
-    hidden = isolated("find /var/lib /tmp /var/tmp -mindepth 1 -maxdepth 1 -name 'pytest*'")
-    assert hidden.stdout == ""
-    for place in ("/etc", "/usr"):
-        refused = isolated(f"touch {place}/edge-server-was-here")
-        assert refused.returncode != 0
-        assert "Read-only" in refused.stderr
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert ran.stderr.count("Read-only") == 2
 
 
 def test_where_no_mounts_are_allowed_home_is_empty_and_it_says_so() -> None:

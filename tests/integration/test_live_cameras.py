@@ -61,6 +61,17 @@ def reader(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+# What is above the readers: OpenCV's shows it in a long run.
+above_readers = pytest.mark.parametrize(
+    "reader",
+    [
+        pytest.param("opencv", marks=pytest.mark.long),
+        pytest.param("gstreamer", marks=pytest.mark.gstreamer),
+    ],
+    indirect=True,
+)
+
+
 class Appliance:
     """A daemon with cameras, and what its broker says.
 
@@ -262,6 +273,7 @@ def test_a_camera_that_hangs_is_found_again(
     running.wait_for_lanes()
 
 
+@above_readers
 def test_a_frozen_and_a_dark_picture_give_no_lanes(
     appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
 ) -> None:
@@ -312,6 +324,7 @@ def test_lanes_go_on_where_a_network_loses_packets(
     assert relay.lost > 5
 
 
+@above_readers
 def test_a_wrong_password_is_named_and_not_shown(
     appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
 ) -> None:
@@ -323,6 +336,7 @@ def test_a_wrong_password_is_named_and_not_shown(
     assert all(WRONG not in str(message) for _, message in running.subscriber.in_order)
 
 
+@above_readers
 def test_hosts_that_do_not_respond_are_unavailable(
     appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
 ) -> None:
@@ -339,6 +353,7 @@ def test_hosts_that_do_not_respond_are_unavailable(
         running.wait_for_state("lost", reason="unavailable", camera=name)
 
 
+@above_readers
 def test_jpegs_over_http_stall_break_and_return(
     appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras, reader: str
 ) -> None:
@@ -361,6 +376,7 @@ def test_jpegs_over_http_stall_break_and_return(
     running.wait_for_state("ok")
 
 
+@above_readers
 def test_a_jpeg_that_is_too_much_work_costs_its_camera_alone(
     appliance: Callable[[dict[str, str]], Appliance], live_cameras: LiveCameras
 ) -> None:

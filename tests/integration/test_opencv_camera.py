@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pytest
-from support.live_cameras.clip import jpegs
+from support.live_cameras.clip import Clip, jpegs
 from support.live_cameras.mjpeg import MjpegCamera
 from support.live_cameras.time_code import read_time
 from support.verb import run_verb
@@ -76,7 +76,11 @@ def frames_of(source: FrameSource, for_s: float = PATIENCE_S) -> Iterator[Frame]
 @pytest.mark.parametrize("codec", ["h264", "h265"])
 def test_a_camera_is_seen_as_it_is_now(live_cameras: LiveCameras, codec: str) -> None:
     camera = live_cameras.rtsp(stamp=True, codec=codec)
-    [frames] = opened_again(lambda: first_frames(30, camera.uri()))
+    # The encoder begins with its first viewer, and may be late with its first pictures.
+    with closing(opened_again(lambda: open_camera(camera.uri()))) as viewer:
+        for _ in islice(frames_of(viewer), 15):
+            pass
+        [frames] = opened_again(lambda: first_frames(30, camera.uri()))
     assert [frame.id for frame in frames] == list(range(30))
     assert {frame.clock for frame in frames} == {"rtp"}
     assert frames[0].image.pixel_format is PixelFormat.BGR
@@ -140,6 +144,17 @@ def test_pictures_too_large_for_the_memory_are_refused() -> None:
         MjpegCamera(lambda: huge, fps=5) as camera,
         pytest.raises(SourceError, match="8192 x 4608, more than 32 megapixels; set a lower"),
     ):
+        open_camera(camera.uri())
+
+
+def test_a_stream_whose_decoder_would_keep_a_gigabyte_of_pictures_is_refused(
+    live_cameras: LiveCameras, tmp_path: Path
+) -> None:
+    black = Clip(tmp_path / "black", 5120, 3328)
+    with black.path.open("wb") as file:
+        file.truncate(black.width * black.height * 3 // 2)
+    camera = live_cameras.rtsp(black, fps=2.0)
+    with pytest.raises(SourceError, match="5120 x 3328, more than 16 megapixels; set a lower"):
         open_camera(camera.uri())
 
 

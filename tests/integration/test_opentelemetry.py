@@ -157,7 +157,7 @@ def test_a_frame_is_traced_until_its_lanes_are_published(
 ) -> None:
     process = start(
         *tracing(collector, 1),
-        f"--camera=front=file://{tmp_path}/road?loop=true&fps=20",
+        f"--camera=front=file://{tmp_path}/road?loop=true&fps=5",
         f"--mqtt=127.0.0.1:{mosquitto.port}",
     )
     found = collector.wait_for("frame", "capture", "wait", "infer", "publish", "lane_detection")

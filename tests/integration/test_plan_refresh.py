@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from support.mosquitto import Mosquitto, Subscriber, mosquitto_binary
+from support.verb import run_verb
 
 from edge_server.backends.tensorrt.plan_options import side_car_path
 
@@ -41,15 +42,18 @@ class Site:
         self.config.write_text(f'[repository]\npaths = ["{self.models}"]\n')
         self._environment = {**environment, "STATE_DIRECTORY": str(self.state)}
 
-    def command(self, *arguments: str, tensorrt: str = "", **more: str) -> dict[str, Any]:
-        """What `subprocess` starts."""
-        refresh = ["-m", "edge_server", "plan", "refresh", f"--config={self.config}", *arguments]
-        environment = {**self._environment, "EDGE_SIMULATED_TENSORRT": tensorrt, **more}
-        return {"args": [sys.executable, *refresh], "env": environment, "text": True}
+    def environment(self, tensorrt: str = "", **more: str) -> dict[str, str]:
+        """What a verb runs in."""
+        return {**self._environment, "EDGE_SIMULATED_TENSORRT": tensorrt, **more}
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "edge_server", *self._words()]
+
+    def _words(self, *arguments: str) -> list[str]:
+        return ["plan", "refresh", f"--config={self.config}", *arguments]
 
     def refresh(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        how = self.command(*arguments, **more)
-        return subprocess.run(**how, capture_output=True, timeout=120, check=False)
+        return run_verb(*self._words(*arguments), env=self.environment(**more))
 
     @property
     def cached(self) -> list[Path]:
@@ -138,8 +142,8 @@ def test_systemd_gets_ready_after_the_wait_while_a_build_goes_on(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
-        how = site.command(tensorrt="build_s=600", NOTIFY_SOCKET=str(tmp_path / "notify"))
-        with subprocess.Popen(**how) as process:
+        told = site.environment("build_s=600", NOTIFY_SOCKET=str(tmp_path / "notify"))
+        with subprocess.Popen(site.command(), env=told, text=True) as process:
             try:
                 told: list[str] = []
                 while "READY=1" not in told or not any("STATUS=m: " in text for text in told):
@@ -158,8 +162,13 @@ def test_the_kill_of_a_build_is_told_and_the_next_model_is_built(
 ) -> None:
     add_model("a")
     add_model("b")
-    how = site.command(tensorrt="build_s=3")
-    with subprocess.Popen(**how, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        site.command(),
+        env=site.environment("build_s=3"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         # As the kernel does where memory runs out.
         os.kill(_build_of(process), signal.SIGKILL)
         output, errors = process.communicate(timeout=120)

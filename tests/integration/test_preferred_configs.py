@@ -34,7 +34,9 @@ CHECKOUT = Path(__file__).parents[2]
 MODELS = f"--model-repository={CHECKOUT / 'models'}"
 # A build has the lowest priority, on a machine that runs other tests.
 BUILT_S = 120.0
-MODES = pytest.mark.parametrize("mode", [(), POLL], ids=["none", "poll"])
+MODES = pytest.mark.parametrize(
+    "mode", [pytest.param((), marks=pytest.mark.long, id="none"), pytest.param(POLL, id="poll")]
+)
 
 
 @pytest.fixture(autouse=True)

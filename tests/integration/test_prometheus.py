@@ -145,7 +145,7 @@ def test_a_real_prometheus_scrapes_the_daemon_and_answers_the_dashboard(
     process = start(
         "--model-repository",
         str(ROOT / "models"),
-        f"--camera=front=file://{tmp_path}/road?loop=true&fps=20",
+        f"--camera=front=file://{tmp_path}/road?loop=true&fps=5",
         f"--mqtt=127.0.0.1:{mosquitto.port}",
     )
     client(process).infer("lane_detection", [road_input])

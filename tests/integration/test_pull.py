@@ -22,6 +22,7 @@ import oras.client
 import pytest
 import requests
 from support.free_ports import free_ports
+from support.oci_registry import Registry
 
 from edge_server.cli.main import run_command
 from edge_server.cli.model_push import write_manifest
@@ -204,8 +205,8 @@ def https(
     return proxy
 
 
-def _start(stack: ExitStack, *arguments: str, port: int, program: str = sys.executable) -> None:
-    process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL)
+def _start(stack: ExitStack, *arguments: str, port: int) -> None:
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
     stack.callback(process.wait)
     stack.callback(process.terminate)
     deadline = time.monotonic() + 60
@@ -367,30 +368,16 @@ def test_a_certificate_that_nobody_trusts_ends_it(
     assert "certificate is not trusted" in capsys.readouterr().err
 
 
-REGISTRY = """
-version: 0.1
-log: {{level: error}}
-storage: {{filesystem: {{rootdirectory: {root}}}, delete: {{enabled: true}}}}
-http:
-  addr: 127.0.0.1:{port}
-  tls: {{certificate: {certificate}, key: {key}}}
-"""
-
-
 @pytest.fixture
 def registry(
     home: Path, stack: ExitStack, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> CuttingProxy:
     """Docker's own registry."""
-    (port,) = free_ports(1)
-    certificate, key = authority.issue("registry")
-    config = home / "registry.yml"
-    config.write_text(
-        REGISTRY.format(root=home / "registry", port=port, certificate=certificate, key=key)
-    )
-    _start(stack, "serve", str(config), port=port, program="docker-registry")
+    docker = Registry(home, authority)
+    stack.callback(docker.stop)
+    docker.start()
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.ca))
-    proxy = CuttingProxy(port, None)
+    proxy = CuttingProxy(docker.port, None)
     stack.callback(proxy.close)
     return proxy
 

@@ -244,9 +244,17 @@ def test_a_crash_and_a_hang_cost_their_request_and_readiness_is_true(
     ("models", "kind"),
     [
         (1, "instance_group [{ kind: KIND_CPU count: 8 }]"),
-        (1, "instance_group [{ kind: KIND_CPU count: 8 }] sequence_batching { }"),
-        (1, "instance_group [{ kind: KIND_CPU count: 8 }] max_batch_size: 2 dynamic_batching { }"),
-        (8, ""),
+        pytest.param(
+            1,
+            "instance_group [{ kind: KIND_CPU count: 8 }] sequence_batching { }",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            1,
+            "instance_group [{ kind: KIND_CPU count: 8 }] max_batch_size: 2 dynamic_batching { }",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(8, "", marks=pytest.mark.long),
     ],
     ids=["direct", "sequences", "batches", "models"],
 )

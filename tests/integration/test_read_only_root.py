@@ -40,7 +40,7 @@ def test_lanes_come_and_state_is_kept_on_a_read_only_root(tmp_path: Path, mode: 
     run = [sys.executable, "-m", "edge_server", "run", f"--grpc-port={grpc}"]
     run += [f"--metrics-port={metrics}", "--http-port=0", f"--grpc-socket={own}/run/grpc.sock"]
     run += [f"--model-repository={own}/run/models", f"--model-control-mode={mode}"]
-    run += ["--camera=road=synthetic://road?seed=7&fps=10"]
+    run += ["--camera=road=synthetic://road?seed=7&fps=4"]
     command = ["unshare", "-m", "sh", "-c", _SCRIPT, str(own), str(MODELS), *run]
     with (tmp_path / "log").open("w") as log:
         daemon = subprocess.Popen(

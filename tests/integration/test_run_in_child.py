@@ -20,7 +20,7 @@ from edge_server.process.child import (
     ChildFailed,
     ChildOptions,
     ChildStopped,
-    missing_modules,
+    examined,
     run_in_child,
 )
 
@@ -87,7 +87,8 @@ def test_another_python_needs_no_package_of_ours(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    assert missing_modules(str(python), ["json", "msgspec"]) == ["msgspec"]
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert examined(str(python), ["json", "msgspec"]) == (version, ["msgspec"])
     printed: list[bytes] = []
     said = "print('said') or float('nan')"
     result = run_in_child("builtins:eval", said, python=str(python), on_output=printed.append)

@@ -71,9 +71,13 @@ def test_a_release_names_every_obstacle_and_makes_nothing(
     for obstacle in (
         "release: pyproject.toml: its version is not 9.9.9",
         "release: clients/python/pyproject.toml: its version is not 9.9.9",
+        "release: clients/cpp/CMakeLists.txt: its version is not 9.9.9",
         "release: CHANGELOG.md: has no section '## 9.9.9'",
     ):
         assert obstacle in ran.stderr
+    compiled = list(ROOT.glob("dist/wheels/noble-arm64/pycuda-*.whl"))
+    remedy = "has no pycuda; run scripts/build_pycuda_wheel noble-arm64\n"
+    assert (remedy in ran.stderr) == (not compiled)
     steps = ran.stdout.splitlines()
     # A real run ends before the first step.
     assert [step.split()[0] for step in steps][-2:] == ([] if code else ["gpg", "git"])

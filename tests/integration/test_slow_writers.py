@@ -123,7 +123,7 @@ def delivery(tmp_path: Path, serve: Callable[..., Server]) -> Delivery:
     return Delivery(serve("--config", str(settings)))
 
 
-@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("version", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_the_pieces_of_a_slow_copy_are_never_served(delivery: Delivery, version: str) -> None:
     path = delivery.model / version / "model.onnx"
     path.parent.mkdir(exist_ok=True)

@@ -25,7 +25,7 @@ def two_cameras() -> Iterator[Callable[..., Daemon]]:
     started: list[Daemon] = []
 
     def start(*listeners: object, stop: threading.Event | None = None) -> Daemon:
-        camera = {"uri": "synthetic://road?seed=7&fps=10"}
+        camera = {"uri": "synthetic://road?seed=7&fps=4"}
         overrides = {
             "repository": {"paths": [str(MODELS)]},
             "grpc": {"port": 0},

@@ -327,7 +327,9 @@ def states(messages: list[dict[str, str]]) -> list[str]:
     return [said["state"] for said in messages]
 
 
-@pytest.mark.parametrize("mode", [(), POLL], ids=["none", "poll"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param((), marks=pytest.mark.long, id="none"), pytest.param(POLL, id="poll")]
+)
 def test_how_far_the_plan_of_a_start_is_stands_on_mqtt_before_the_device_is_online(
     told_at_start: tuple[Subscriber, list[str]],
     mode: tuple[str, ...],
@@ -411,6 +413,7 @@ def test_a_plan_that_cannot_be_built_leaves_what_serves_alone(
     assert asked(connected) == 1
 
 
+@pytest.mark.long
 def test_a_plan_that_kills_the_daemon_is_quarantined_and_what_served_serves_again(
     on_gpu: Callable[..., None],
     tmp_path: Path,

@@ -132,7 +132,7 @@ profile index range 0-1: the profile is refused
         "8.6",
         "10.3",
         pytest.param("10.7", marks=pytest.mark.long),
-        "10.13",
+        pytest.param("10.13", marks=pytest.mark.long),
         "10.16",
     ]
 )

@@ -130,4 +130,7 @@ class Truck(RuleBasedStateMachine):
 
 
 TestTruck = Truck.TestCase
-TestTruck.settings = settings(stateful_step_count=8)
+# Each step starts programs.
+TestTruck.settings = settings(
+    max_examples=settings.default.max_examples // 2, stateful_step_count=8
+)

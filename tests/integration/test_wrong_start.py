@@ -115,7 +115,14 @@ class TritonPythonModel:
 """
 
 
-@pytest.mark.parametrize("mode", ["none", "explicit", "poll"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("none", marks=pytest.mark.long),
+        pytest.param("explicit", marks=pytest.mark.long),
+        "poll",
+    ],
+)
 def test_an_initialize_that_raises_once_ends_with_69_and_serves_at_the_next_start(
     tmp_path: Path, mode: str, start: Callable[..., Process]
 ) -> None:

@@ -1,16 +1,18 @@
-"""Starts `edge-server run` from a process that has imported it, which halves what a start costs.
+"""Starts `edge-server` from a process that has imported it, which is most of what a start costs.
 
 Run as a program, it is that process: it forks for each start that it is asked for, and tells how
-each ended. In another folder or with another environment, a daemon starts from nothing.
+each ended. There is one for the tests' own environment, and for each other place of libraries and
+modules that is asked for again. With any other environment `edge-server` starts from nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import gc
 import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -18,18 +20,21 @@ import subprocess
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-# What a daemon reads of its environment after its imports.
-_LATE = {"NOTIFY_SOCKET", "PYTEST_CURRENT_TEST"}
+# What `edge-server` reads of its environment after its imports, as do the simulations.
+_LATE = {"NOTIFY_SOCKET", "PYTEST_CURRENT_TEST", "STATE_DIRECTORY", "XDG_STATE_HOME"}
+_OF_SIMULATIONS = ("EDGE_SIMULATED_", "SIMULATED_")
+# Where libraries and modules are found, the simulated GPU among them.
+_FOUND_BY = {"LD_LIBRARY_PATH", "PYTHONPATH"}
 
 
 class Forked:
-    """A daemon; of `subprocess.Popen` what tests use."""
+    """`edge-server`; of `subprocess.Popen` what tests use."""
 
     def __init__(self, args: list[str], pid: int, end: int) -> None:
         self.args = args
@@ -69,41 +74,84 @@ class Forked:
 class Preloaded:
     """The process with the imports; ends with this one, or when it is closed."""
 
-    def __init__(self) -> None:
-        self._environment = dict(os.environ)
-        self._folder = os.getcwd()  # noqa: PTH109 - compared as text
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._early = _early(environment)
         self._asked, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 # A thread of a library would not be in what is forked.
-                env={**self._environment, "OPENBLAS_NUM_THREADS": "1"},
+                env={**environment, "OPENBLAS_NUM_THREADS": "1"},
             )
 
-    def fits(self, environment: dict[str, str]) -> bool:
-        """Whether a start from nothing, here and with that environment, would import the same."""
-        different = environment.items() ^ self._environment.items()
-        return os.getcwd() == self._folder and {name for name, _ in different} <= _LATE  # noqa: PTH109
+    def different(self, environment: Mapping[str, str]) -> set[str]:
+        """Which variables would make a start from nothing import something else."""
+        return {name for name, _ in _early(environment).items() ^ self._early.items()}
 
-    def start(self, args: list[str], environment: dict[str, str], stderr: BinaryIO) -> Forked:
-        """Start `edge-server` with `args`."""
+    def start(
+        self,
+        args: Sequence[str],
+        environment: Mapping[str, str],
+        stdout: BinaryIO | TextIO | None,
+        stderr: BinaryIO | TextIO,
+        folder: Path | str | None = None,
+    ) -> Forked:
+        """Start `edge-server` with `args` in `folder`, or here."""
         end, theirs = os.pipe()
         try:
-            request = json.dumps([args, environment]).encode()
+            place = str(folder or os.getcwd())  # noqa: PTH109 - compared as text
+            request = json.dumps([list(args), dict(environment), place]).encode()
+            descriptors = [theirs, stderr.fileno(), *([stdout.fileno()] if stdout else [])]
             # The descriptors come with the first byte.
-            socket.send_fds(self._asked, [b"%16d" % len(request)], [stderr.fileno(), theirs])
+            socket.send_fds(self._asked, [b"%16d" % len(request)], descriptors)
             self._asked.sendall(request)
         finally:
             os.close(theirs)
-        return Forked(args, int(self._asked.recv(16)), end)
+        return Forked(list(args), int(self._asked.recv(16)), end)
 
     def close(self) -> None:
         self._asked.close()
         self._process.wait()
 
 
-preloaded = functools.cache(Preloaded)
+class PreloadedProcesses:
+    """What is preloaded while a session of tests runs."""
+
+    def __init__(self) -> None:
+        # With the environment that the session began with.
+        self._usual: Preloaded | None = None
+        # With libraries and modules of their own; None for those that were asked for once.
+        self._others: dict[tuple[str, ...], Preloaded | None] = {}
+
+    def begin(self) -> None:
+        self._usual = Preloaded(os.environ)
+
+    def find(self, environment: Mapping[str, str]) -> Preloaded | None:
+        """Return the one that has imported what a start from nothing would; else None."""
+        if self._usual is None:
+            return None
+        different = self._usual.different(environment)
+        if not different:
+            return self._usual
+        if not different <= _FOUND_BY:
+            return None
+        place = tuple(environment.get(name, "") for name in sorted(_FOUND_BY))
+        if place not in self._others:
+            self._others[place] = None
+            return None
+        found = self._others[place] or Preloaded(environment)
+        self._others[place] = found
+        return found
+
+    def end(self) -> None:
+        for each in filter(None, (self._usual, *self._others.values())):
+            each.close()
+        self._usual = None
+        self._others.clear()
+
+
+PRELOADED = PreloadedProcesses()
 
 
 def start_daemon(
@@ -115,10 +163,18 @@ def start_daemon(
         within: a command that runs it, where it is not started by itself.
     """
     with log.open("wb") as stderr:
-        if not within and preloaded().fits(environment):
-            return preloaded().start(args, environment, stderr)
+        if not within and (preloaded := PRELOADED.find(environment)):
+            return preloaded.start(args, environment, None, stderr)
         command = [*within, sys.executable, "-m", "edge_server", *args]
         return subprocess.Popen(command, stderr=stderr, env=environment)
+
+
+def _early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _LATE and not name.startswith(_OF_SIMULATIONS)
+    }
 
 
 def _serve(asked: socket.socket) -> list[str]:
@@ -129,6 +185,9 @@ def _serve(asked: socket.socket) -> list[str]:
     signal.set_wakeup_fd(wakeup)
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     ends: dict[int, int] = {}
+    # What a collection does not touch, no process has to copy.
+    gc.collect()
+    gc.freeze()
     while True:
         ready, _, _ = select.select([asked, ended], [], [])
         if ended in ready:
@@ -143,31 +202,40 @@ def _serve(asked: socket.socket) -> list[str]:
                         end.write(b"%d" % os.waitstatus_to_exitcode(status))
         if asked not in ready:
             continue
-        length, descriptors, _, _ = socket.recv_fds(asked, 16, 2)
+        length, descriptors, _, _ = socket.recv_fds(asked, 16, 3)
         if not length:
             sys.exit()
-        args, environment = json.loads(asked.recv(int(length), socket.MSG_WAITALL))
-        stderr, end = descriptors
+        args, environment, folder = json.loads(asked.recv(int(length), socket.MSG_WAITALL))
+        end, stderr, *stdout = descriptors
         assert len(os.listdir("/proc/self/task")) == 1, "an import began a thread"  # noqa: PTH208
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, before)
             os.dup2(stderr, 2)
-            for each in (asked.detach(), ended, wakeup, stderr, end, *ends.values()):
+            for each in stdout:
+                os.dup2(each, 1)
+            for each in (asked.detach(), ended, wakeup, *descriptors, *ends.values()):
                 os.close(each)
+            os.chdir(folder)
+            # As `python -m` has it.
+            sys.path[0] = folder
             os.environ.clear()
             os.environ.update(environment)
             return list(args)
-        os.close(stderr)
+        for each in (stderr, *stdout):
+            os.close(each)
         ends[pid] = end
         asked.sendall(b"%16d" % pid)
 
 
 if __name__ == "__main__":
-    # As `python -m` has it.
+    # Not what is beside this file.
     sys.path[0] = os.getcwd()  # noqa: PTH109
     importlib.import_module("edge_server.daemon.daemon")
+    verbs = importlib.import_module("edge_server.cli")
+    for verb in pkgutil.iter_modules(verbs.__path__, "edge_server.cli."):
+        importlib.import_module(verb.name)
     from edge_server.__main__ import main
 
     sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 # Responses that may be on their way: with more, lanes grow old in the connection.
 WINDOW = 2
+# A device that lost its power closes no connection: a ping that is not answered does.
+PINGS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # what newer versions of grpcio go by
+    ("grpc.http2.max_pings_without_data", 0),
+)
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.5, 5.0
 # The daemon restarts or its streams are all taken, or a connection has reached its age or was slow.
 _PASSING = {
@@ -38,9 +45,9 @@ class _Connection:
         self, address: str, credentials: grpc.ChannelCredentials | None, token: str | None
     ) -> None:
         if credentials is None:
-            self.channel = grpc.insecure_channel(address)
+            self.channel = grpc.insecure_channel(address, PINGS)
         else:
-            self.channel = grpc.secure_channel(address, credentials)
+            self.channel = grpc.secure_channel(address, credentials, PINGS)
         self.stub = lane_service_pb2_grpc.LaneServiceStub(self.channel)
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self.error = ""

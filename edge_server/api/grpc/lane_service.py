@@ -261,7 +261,7 @@ class LaneServicer:
 
 def too_many_lane_streams(streams: int) -> LimitReached:
     return LimitReached(
-        f"{streams} streams of lanes, events and reflection are open already "
+        f"{streams} streams of lanes, events, reflection and health are open already "
         "(grpc.max_lane_streams); try again when one ends"
     )
 

@@ -110,7 +110,7 @@ class GrpcServer:
             register(
                 made.server,
                 servicer,
-                HealthServicer(data_plane),
+                HealthServicer(data_plane, made.lane_gate),
                 traffic=made.traffic,
                 rules=rules,
             )

@@ -25,6 +25,7 @@ from edge_server.api.grpc.lane_service import (
 )
 from edge_server.api.grpc.methods import INFER, Doorkeeper, method_handlers, parsing, streaming
 from edge_server.api.grpc.traffic import Traffic
+from edge_server.api.grpc.triton import HEALTH_WATCH
 from edge_server.board.listening import host_and_port, listener, remedy
 from edge_server.errors import AlreadyRunning, SettingsError, Unavailable
 from edge_server.process.disk import error_of_place, lock_file
@@ -176,7 +177,7 @@ class Side:
             for method in service.methods
             if method.name in OVER_BYTES
         ]
-        long = (*streams_of, *REFLECTION)
+        long = (*streams_of, *REFLECTION, HEALTH_WATCH)
         refusals.update(dict.fromkeys(long, self.lane_gate.stream_refusal))
         self.server = grpc.server(
             # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.

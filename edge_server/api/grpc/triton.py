@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from edge_server.api.control_calls import (
     update_trace_settings,
 )
 from edge_server.api.convert import to_infer_request, to_response_message
-from edge_server.api.grpc.methods import method_handlers, status_of
+from edge_server.api.grpc.methods import method_handlers, parsing, status_of
 from edge_server.api.grpc.stream import InferStream
 from edge_server.api.grpc.traffic import COMPRESSED, Traffic
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
 # Methods that parse and serialise their messages themselves.
 _OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_STATES = health_pb2.HealthCheckResponse
+HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
+# How late a client learns that the server is ready; that it stops it learns at once.
+_WATCH_S = 0.2
 _SERVICES = (
     "",
     "inference.GRPCInferenceService",
@@ -288,17 +293,36 @@ def _code_of(error: EdgeServerError) -> str:
 
 class HealthServicer:
     """`grpc.health.v1.Health`, the check of load balancers and `grpc_health_probe`: SERVING while
-    the server is ready. Only `Check`; `Watch` is not offered, which its definition allows."""
+    the server is ready. A `Watch`, with which a client balances its own calls, has a thread, and
+    counts in `streams`."""
 
-    def __init__(self, data_plane: DataPlane) -> None:
+    def __init__(self, data_plane: DataPlane, streams: Admission) -> None:
         self._data_plane = data_plane
+        self._streams = streams
 
     def Check(self, request: Any, context: Any) -> Any:
         if request.service not in _SERVICES:
             raise NotFound(f"unknown service '{request.service}'")
-        ready = self._data_plane.server_ready()
-        states = health_pb2.HealthCheckResponse
-        return states(status=states.SERVING if ready else states.NOT_SERVING)
+        return _STATES(status=self._status(request.service))
+
+    def Watch(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        ended = threading.Event()
+        with self._streams.stream(ended.set):
+            request = parsing(health_pb2.HealthCheckRequest)(next(requests, b""))
+            if not context.add_callback(ended.set):
+                return
+            before = None
+            while not ended.is_set():
+                if (status := self._status(request.service)) != before:
+                    before = status
+                    yield _STATES(status=status).SerializeToString()
+                ended.wait(_WATCH_S)
+            yield _STATES(status=_STATES.NOT_SERVING).SerializeToString()
+
+    def _status(self, service: str) -> Any:
+        if service not in _SERVICES:
+            return _STATES.SERVICE_UNKNOWN
+        return _STATES.SERVING if self._data_plane.server_ready() else _STATES.NOT_SERVING
 
 
 def register(
@@ -313,5 +337,5 @@ def register(
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     infer = method_handlers(service, servicer, _OVER_BYTES, traffic, rules)
     server.add_registered_method_handlers(service.full_name, infer)
-    checks = method_handlers(_HEALTH, health, (), traffic, rules)
+    checks = method_handlers(_HEALTH, health, ("Watch",), traffic, rules)
     server.add_registered_method_handlers(_HEALTH.full_name, checks)

@@ -78,6 +78,8 @@ _ROWS = (
         "1 for the configuration that serves; 0 while this machine should serve another one",
     ),
     ("edge_model_reload_total", "result", "Changes of models, by what became of them"),
+    ("edge_channel_serial", "channel", "Of the index that counts; 0 before the first"),
+    ("edge_channel_state", "channel state trouble", "1 for the state of its model here"),
     ("edge_repo_poll_age_seconds", "", "How long ago the model repositories were looked at"),
     (
         "edge_inference_phase_duration_seconds",

@@ -236,6 +236,10 @@ def _models(sources: Sources) -> Iterator[Metric]:
         latencies = requests.latencies({name for (name, _), _ in loaded})
         yield from histogram("edge_request_duration_seconds", latencies)
         yield from many("edge_request_failed_total", requests.failures())
+    channels = [each.report for each in sources.channels]
+    yield from many("edge_channel_serial", {each.channel: each.serial for each in channels})
+    states = {(each.channel, each.state, each.trouble): True for each in channels}
+    yield from many("edge_channel_state", states)
     if (repository := sources.repository) is not None:
         yield from one("edge_repo_poll_age_seconds", repository.poll_age_s(time.monotonic()))
         yield from many("edge_model_reload_total", repository.outcomes())

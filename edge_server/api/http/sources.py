@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.lane_pipeline import LanePipeline
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.process.histogram import Distribution
+    from edge_server.repository.channel_follower import ChannelFollower
 
 
 class Broker(Protocol):
@@ -99,6 +100,7 @@ class Sources:
     events: Callable[[], Mapping[tuple[str, str], int]] = dict
     ready: Callable[[], bool] | None = None
     spans: SpanSender | None = None
+    channels: Sequence[ChannelFollower] = ()
     started_s: float = field(default_factory=time.monotonic)
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -24,18 +23,16 @@ from edge_server.backends.python.backend import (
     run_for_completion,
 )
 from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
-from edge_server.board.installation import FRAMEWORKS, remedy
+from edge_server.backends.python.environments import interpreter_of
+from edge_server.board.installation import FRAMEWORKS
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete_from
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles, reading
 from edge_server.model_config.validation import validate
-from edge_server.process.child import ChildFailed, missing_modules
-from edge_server.process.in_child import missing
 from edge_server.tensors import Signature, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from edge_server.backends.contract import LoadContext
@@ -43,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RUNNER = "edge_server.backends.frameworks.runner"
-_FIND_TIMEOUT_S = 30.0
 
 # Of parameters in config.pbtxt, which have Triton's names; any other one has no effect, and the log
 # says so.
@@ -245,23 +241,7 @@ def _require_tensors(files: ModelFiles, config: ModelConfig, path: Path) -> None
 
 
 def _program(config: ModelConfig, path: Path) -> ModelProgram:
-    interpreters: Mapping[Any, str] = config.completion.python.interpreters
-    python = interpreters.get(config.backend, "")
-    module, package = FRAMEWORKS[config.backend]
-    modules = (module, *("msgspec", "numpy") * bool(python))
-    try:
-        absent = missing_modules(python, modules, _FIND_TIMEOUT_S) if python else missing(modules)
-    except (OSError, ChildFailed) as error:
-        raise ModelConfigError(
-            f"[python] interpreters: {config.backend}: {python} is no Python that runs: {error}"
-        ) from error
-    if absent:
-        packages = [package if each == module else each for each in absent]
-        how = f"{python} -m pip install {' '.join(packages)}" if python else remedy(module)
-        raise ModelConfigError(
-            f"{path}: model '{config.name}' needs {' and '.join(packages)}, which "
-            f"{python or sys.executable} has not: {how}"
-        )
+    python = interpreter_of(config, dict([FRAMEWORKS[config.backend]])).path
     file = msgspec.json.encode(model_file(path, config)).decode()
     return ModelProgram(python, _RUNNER, {"framework": config.backend, "file": file})
 

@@ -20,7 +20,6 @@ import logging
 import math
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,14 +27,13 @@ from edge_server.backends.contract import Model, check_parameters, ours
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.context import (
-    USERS_PROGRAM,
     ModelContext,
     ModelLog,
     ModelProgram,
     PythonParameters,
     start_message,
 )
-from edge_server.backends.python.environments import environment_of
+from edge_server.backends.python.environments import environment_of, interpreter_of
 from edge_server.backends.python.in_flight import latest_deadline
 from edge_server.backends.python.session import ChildProcess, ChildSession, unhealthy
 from edge_server.errors import (
@@ -88,7 +86,7 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
         )
     require_path(Path(config.program or directory, filename), config.name)
     parameters = checked_parameters(files, config)
-    program = replace(USERS_PROGRAM, environment=environment_of(directory, config))
+    program = _program(directory, config)
     if config.completion.auto and (
         completed := run_for_completion(directory, config, parameters, program)
     ):
@@ -113,12 +111,18 @@ def load(context: LoadContext) -> PythonModel:
             _FORCE_CPU,
             NO_EFFECT,
         )
-    program = replace(USERS_PROGRAM, environment=environment_of(directory, config, warn=True))
+    program = _program(directory, config, warn=True)
     return PythonModel(
         ModelContext(
             directory, config, PythonParameters.of(config), context.server, program=program
         )
     )
+
+
+def _program(directory: Path, config: ModelConfig, *, warn: bool = False) -> ModelProgram:
+    interpreter = interpreter_of(config, {})
+    environment = environment_of(directory, config, interpreter, warn=warn)
+    return ModelProgram(interpreter.path, environment=environment)
 
 
 def check_sandbox(path: Path, config: ModelConfig, *, warn: bool = False) -> None:
@@ -148,7 +152,7 @@ def run_for_completion(
     directory: Path,
     config: ModelConfig,
     parameters: PythonParameters,
-    program: ModelProgram = USERS_PROGRAM,
+    program: ModelProgram,
 ) -> str:
     """Return as JSON what the model makes of its configuration, in its own process: a user's model
     the completed one, empty where it has no function for that; a framework's its signature.

@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -28,6 +27,7 @@ from edge_server.process.histogram import Buckets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from edge_server.backends.contract import MetricKind, ServerContext
     from edge_server.backends.python.messages import ChangeMetric, MakeFamily, MakeMetric
@@ -311,6 +311,7 @@ def start_message(
     """Build the first message to a process; as in Triton, the arguments of `initialize` are all
     strings."""
     directory = directory.resolve()
+    rules = sandbox.rules_of(config.completion.python)
     arguments = {
         "model_config": json.dumps(config_json(config.message)),
         "model_instance_kind": placement.kind,
@@ -326,9 +327,9 @@ def start_message(
         arguments,
         str(directory),
         config.default_model_filename,
-        str(Path.cwd()),
+        sandbox.working_directory(rules),
         config.decoupled,
-        sandbox.rules_of(config.completion.python),
+        rules,
         program.runner,
         config.program,
         program.environment.root,

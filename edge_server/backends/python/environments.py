@@ -1,8 +1,9 @@
 """Packages that a Python model brings along: an environment of conda-pack, or a requirements.txt
 beside its file, of which `edge-server models env` makes a directory of packages.
 
-The daemon's own interpreter imports them before its own packages, and only once the sandbox is
-closed: an interpreter that comes with a model would run before that.
+The model's interpreter imports them before its own packages, and only once the sandbox is closed.
+That interpreter is the daemon's own, or one that the settings name: one that comes with a model
+would run before the sandbox is closed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.board.installation import remedy
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import reading
+from edge_server.process.child import ChildFailed, examined
 from edge_server.process.disk import (
     file_sha256,
     lock_directory,
@@ -28,9 +31,12 @@ from edge_server.process.disk import (
     orphans,
     state_directory,
 )
+from edge_server.process.in_child import missing
 from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from edge_server.model_config.config import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -43,6 +49,7 @@ _DIGITS = 32
 # What was unpacked and has not been loaded for so long, and is not in use, is removed before
 # something else is unpacked: it can be unpacked again.
 _UNUSED_S = 30 * 24 * 3600.0
+_EXAMINE_TIMEOUT_S = 30.0
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -57,7 +64,63 @@ class Environment(NamedTuple):
 NO_ENVIRONMENT = Environment()
 
 
-def environment_of(directory: Path, config: ModelConfig, *, warn: bool = False) -> Environment:
+class Interpreter(NamedTuple):
+    """A Python that runs models.
+
+    Attributes:
+        path: empty is the daemon's own.
+        version: like 3.11.
+    """
+
+    path: str = ""
+    version: str = VERSION
+
+
+def interpreter_of(config: ModelConfig, needs: Mapping[str, str]) -> Interpreter:
+    """Return the Python that the settings have for the model.
+
+    Args:
+        needs: module → what pip installs for it, beside what every model's process needs.
+
+    Raises:
+        ModelConfigError: it does not start, or lacks a module; the text has the remedy.
+    """
+    python = config.completion.python.interpreter_of(config.name, config.backend)
+    modules = [*needs, *("msgspec", "numpy") * bool(python)]
+    interpreter, absent = examined_interpreter(python, modules, config.name)
+    if absent:
+        packages = " ".join(needs.get(each, each) for each in absent)
+        how = f"{python} -m pip install {packages}" if python else remedy(absent[0])
+        raise ModelConfigError(
+            f"model '{config.name}' needs {packages}, which {python or sys.executable} has not: "
+            f"{how}"
+        )
+    return interpreter
+
+
+def examined_interpreter(
+    python: str, modules: Sequence[str], model: str
+) -> tuple[Interpreter, list[str]]:
+    """Return the Python `python` of the settings, and which of the modules it cannot import.
+
+    Raises:
+        ModelConfigError: it does not start.
+    """
+    if not python:
+        return Interpreter(), missing(modules)
+    try:
+        version, absent = examined(python, modules, _EXAMINE_TIMEOUT_S)
+    except (OSError, ChildFailed) as error:
+        raise ModelConfigError(
+            f"model '{model}': [python] interpreters or model_interpreters: {python} is no Python "
+            f"that runs models: {error}"
+        ) from error
+    return Interpreter(python, version), absent
+
+
+def environment_of(
+    directory: Path, config: ModelConfig, interpreter: Interpreter, *, warn: bool = False
+) -> Environment:
     """Return the environment of the model whose version `directory` is; an archive is unpacked
     where that has not been done.
 
@@ -75,12 +138,13 @@ def environment_of(directory: Path, config: ModelConfig, *, warn: bool = False) 
                     f"{where}: is not there; give an absolute path, or begin it with "
                     f"{_OF_THE_MODEL}"
                 )
-            return _of_conda(path if path.is_dir() else _unpacked(path, where), where)
+            root = path if path.is_dir() else _unpacked(path, where)
+            return _of_conda(root, where, interpreter.version)
     requirements = directory / REQUIREMENTS
     with reading(requirements):
         if not requirements.is_file():
             return NO_ENVIRONMENT
-        made = made_of(requirements, environments_in(state_directory()))
+        made = made_of(requirements, environments_in(state_directory()), interpreter.version)
     if made.is_dir():
         return Environment(str(made), str(made))
     if warn:
@@ -99,21 +163,22 @@ def environments_in(state: Path) -> Path:
     return state / "environments"
 
 
-def made_of(requirements: Path, parent: Path) -> Path:
+def made_of(requirements: Path, parent: Path, version: str) -> Path:
     """Return the directory below `parent` with the packages of `requirements`, once it is made: by
     its content, the version of Python and the machine."""
-    content = f"{VERSION} {platform.machine()}\n".encode() + requirements.read_bytes()
+    content = f"{version} {platform.machine()}\n".encode() + requirements.read_bytes()
     return parent / hashlib.sha256(content).hexdigest()[:_DIGITS]
 
 
-def _of_conda(root: Path, where: str) -> Environment:
-    packages = root / "lib" / f"python{VERSION}" / "site-packages"
+def _of_conda(root: Path, where: str, version: str) -> Environment:
+    packages = root / "lib" / f"python{version}" / "site-packages"
     if packages.is_dir():
         return Environment(str(root), str(packages))
     found = sorted(path.name for path in (root / "lib").glob("python3*") if path.is_dir())
     raise ModelConfigError(
-        f"{where}: has {' and '.join(found) or 'no Python'} in lib, and models run with Python "
-        f"{VERSION} here; make it with `conda create python={VERSION}` and conda-pack"
+        f"{where}: has {' and '.join(found) or 'no Python'} in lib, and the model runs with Python "
+        f"{version}; make it with `conda create python={version}` and conda-pack, or name a Python "
+        "of its version in [python] model_interpreters"
     )
 
 

@@ -149,6 +149,7 @@ class Start(Message, frozen=True):
         runner: the module of edge_server with the model's class; empty where the class is in the
             model's own Python file.
         source: the directory of the file, where that is not the model's; see `python_backend`.
+        working_directory: empty is the model's temporary directory.
         environment: that the model may read; `packages` of it are imported before others.
     """
 

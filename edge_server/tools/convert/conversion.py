@@ -18,6 +18,7 @@ from edge_server.tools.convert.formats import (
     DESTINATIONS,
     ONNX,
     OPENVINO,
+    SIMPLIFIER,
     SOURCES,
     SourceModel,
     interpreter_having,
@@ -242,7 +243,7 @@ class Conversion:
         self._first_function()
         needed = [self._format.framework, self._destination.framework]
         if arguments.to != "graphdef":
-            needed.append(ONNX)
+            needed += [ONNX, *[SIMPLIFIER] * arguments.simplify]
         for framework in needed:
             if framework.name not in self._pythons:
                 self._pythons[framework.name] = interpreter_having(framework, arguments.python)
@@ -270,6 +271,9 @@ class Conversion:
         interface = self._step(
             self._destination.framework, runner, path=str(self._result), sampling=sampling
         )
+        _, left_out = self._source.fields_for(self._destination)
+        if left_out:
+            lines.append(f"note: {left_out} of the source are for its backend, and are left out")
         return Converted(interface, len(list(self.samples.glob("source-*.npz"))), lines)
 
     def write(self, made: Converted, name: str) -> Path:
@@ -289,6 +293,7 @@ class Conversion:
             made.interface["outputs"],
             labels=labels,
             max_batch_size=batch,
+            more=source.fields_for(self._destination)[0],
         )
         for path in self._result.parent.iterdir():
             shutil.move(path, version / path.name)
@@ -303,7 +308,7 @@ class Conversion:
         """Yield what is done to the ONNX file of the source."""
         arguments = self._arguments
         if arguments.simplify:
-            yield ONNX, ("onnx_models", "simplify"), {}
+            yield SIMPLIFIER, ("onnx_models", "simplify"), {}
         if arguments.int8:
             options = {
                 "operators": arguments.int8_operators,

@@ -13,11 +13,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf import text_format
 
 from edge_server.errors import ModelConfigError, SettingsError, Unavailable
 from edge_server.model_config.files import CONFIG_NAME, read_labels
 from edge_server.model_config.parse import read_model_config
-from edge_server.process.child import ChildFailed, missing_modules
+from edge_server.process.child import ChildFailed, examined
 from edge_server.process.in_child import missing
 from edge_server.repository.scan import files_in
 from edge_server.tensors import DataType
@@ -61,8 +62,15 @@ _CPU_WHEELS = ("--extra-index-url", "https://download.pytorch.org/whl/cpu") if _
 
 ONNX = FrameworkPackages(
     "onnx",
-    ("onnx", "onnxruntime", "onnxsim"),
-    (("onnx>=1.17,<2", "onnxruntime>=1.20,<2", "onnxsim>=0.4.36,<0.9"),),
+    ("onnx", "onnxruntime"),
+    (("onnx>=1.17,<2", "onnxruntime>=1.20,<2"),),
+    200,
+    is_ours=True,
+)
+SIMPLIFIER = FrameworkPackages(
+    "onnxsim",
+    (*ONNX.modules, "onnxsim"),
+    ((*ONNX.requirements[0], "onnxsim>=0.4.36,<0.9"),),
     220,
     is_ours=True,
 )
@@ -123,7 +131,7 @@ def lacks(python: Path, modules: Sequence[str]) -> list[str]:
         SettingsError: it is no Python.
     """
     try:
-        return missing_modules(str(python), modules)
+        return examined(str(python), modules)[1]
     except (OSError, ChildFailed) as error:
         raise SettingsError(f"--python {python}: is no Python that starts: {error}") from error
 
@@ -238,7 +246,8 @@ _NO_SOURCES = {
     ".engine": "a TensorRT plan belongs to one GPU; convert the file that it was built of",
     ".xml": "OpenVINO's files are not converted further; convert what they were made of",
     ".tflite": "TensorFlow Lite's files are not converted; convert the Keras model or SavedModel",
-    ".ckpt": "a checkpoint has weights only; give the .meta file beside it, or export its model",
+    ".ckpt": "a checkpoint has weights only; of TensorFlow 1 give the .meta file beside it, of "
+    "PyTorch one of 1.6 or later",
 }
 _IN_A_VERSION = (
     "model.onnx",
@@ -271,6 +280,8 @@ def source_format(path: Path) -> str:
     if not path.is_file():
         raise ModelConfigError(f"{path}: no such file; give the model to convert")
     suffix = path.suffix.lower()
+    if suffix == ".ckpt" and zipfile.is_zipfile(path):
+        return _torch_format(path)
     if suffix in _NO_SOURCES:
         raise ModelConfigError(f"{path}: {_NO_SOURCES[suffix]}")
     known = _BY_SUFFIX.get(suffix)
@@ -348,6 +359,8 @@ class SourceModel:
         labels: output → file of its labels.
         max_batch_size: None without configuration.
         parameters: of the configuration.
+        kept: its fields that hold for the result too, as text.
+        of_backend: likewise those that hold for a result of the backend `backend`.
     """
 
     path: Path
@@ -356,6 +369,33 @@ class SourceModel:
     labels: Mapping[str, Path] = field(default_factory=dict)
     max_batch_size: int | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
+    kept: str = ""
+    of_backend: str = ""
+    backend: str = ""
+
+    def fields_for(self, destination: Destination) -> tuple[str, str]:
+        """Return the fields that the result keeps, and the names of those that it cannot keep."""
+        if not self.of_backend or self.backend == _backend_of(**destination.fields):
+            return self.kept + self.of_backend, ""
+        names = (name for name in _OF_A_BACKEND if f"{name} {{" in self.of_backend)
+        return self.kept, " and ".join(names)
+
+
+_OF_EVERY_BACKEND = ("dynamic_batching", "response_cache")
+_OF_A_BACKEND = ("instance_group", "optimization")
+
+
+def _backend_of(backend: str = "", platform: str = "") -> str:
+    return backend or platform.partition("_")[0]
+
+
+def _fields_text(message: Any, names: Sequence[str]) -> str:
+    kept = type(message)()
+    kept.CopyFrom(message)
+    for each, _ in message.ListFields():
+        if each.name not in names:
+            kept.ClearField(each.name)
+    return text_format.MessageToString(kept)
 
 
 def read_source(path: Path) -> SourceModel:
@@ -375,13 +415,18 @@ def read_source(path: Path) -> SourceModel:
     message = read_model_config(files.config_path)
     read_labels(message, files)
     batch = [-1] if message.max_batch_size > 0 else []
+    file = file_in_version(files.versions[max(files.versions)], message.default_model_filename)
+    of_file = "onnxruntime" if file.suffix == ".onnx" else ""
     return SourceModel(
-        file_in_version(files.versions[max(files.versions)], message.default_model_filename),
+        file,
         tuple((each.name, _datatype_name(each), [*batch, *_dims(each)]) for each in message.input),
         tuple(each.name for each in message.output),
         {o.name: path / o.label_filename for o in message.output if o.label_filename},
         message.max_batch_size if message.input else None,
         {name: value.string_value for name, value in message.parameters.items()},
+        kept=_fields_text(message, _OF_EVERY_BACKEND),
+        of_backend=_fields_text(message, _OF_A_BACKEND),
+        backend=_backend_of(message.backend, message.platform) or of_file,
     )
 
 
@@ -394,6 +439,7 @@ def write_model(
     *,
     labels: Mapping[str, Path],
     max_batch_size: int | None = None,
+    more: str = "",
 ) -> Path:
     """Write config.pbtxt and labels into `directory`; return the version's new directory.
 
@@ -402,6 +448,7 @@ def write_model(
         fields: that name its backend.
         labels: output → file of its labels.
         max_batch_size: None is Triton's default where every tensor has an open first dimension.
+        more: fields of config.pbtxt, as text.
 
     Raises:
         ModelConfigError: the batch size does not fit the tensors, or labels are of no output.
@@ -433,7 +480,7 @@ def write_model(
     lines.append(f"max_batch_size: {size}")
     lines += [_tensor_text("input", each, size, "") for each in inputs]
     lines += [_tensor_text("output", o, size, label_files.get(o["name"], "")) for o in outputs]
-    (directory / CONFIG_NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (directory / CONFIG_NAME).write_text("\n".join(lines) + f"\n{more}", encoding="utf-8")
     return place
 
 

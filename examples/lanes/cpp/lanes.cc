@@ -8,128 +8,82 @@
 // second. README.md says how it is built.
 #include <cctype>
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <memory>
 #include <string>
 #include <thread>
 
-#include <grpcpp/grpcpp.h>
+#include <edge_lanes/streams.h>
 
-#include "edge/lanes/v1/lane_service.grpc.pb.h"
-
-namespace v1 = edge::lanes::v1;
-using grpc::ClientContext;
-using grpc::Status;
-using grpc::StatusCode;
+namespace v1 = edge_lanes::v1;
 
 namespace {
 
-constexpr std::uint32_t kWindow = 2;
-
-// "FRAME_STATUS_OK" without its first words.
+// "CAMERA" of "EVENT_KIND_CAMERA".
 std::string Word(const std::string& name, const std::string& prefix) {
   return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : name;
 }
 
-// Whether to connect again: the daemon restarts, or a TCP connection has reached its age.
-bool MayPass(const Status& status) {
-  if (status.ok() || status.error_code() == StatusCode::UNAVAILABLE ||
-      status.error_code() == StatusCode::RESOURCE_EXHAUSTED) {
-    std::cerr << "the stream ended: " << status.error_message() << "\n";
-    return true;
-  }
-  std::cerr << "error " << status.error_code() << ": " << status.error_message() << "\n";
-  return false;
-}
-
-// Prints the lanes of every frame until `most` are shown (0: for ever) or the stream ends.
-Status ShowLanes(v1::LaneService::Stub& service, long most, long& shown) {
-  ClientContext context;
-  auto stream = service.StreamLanes(&context);
-  v1::StreamLanesRequest request;
-  request.set_window(kWindow);
-  stream->Write(request);
-  v1::StreamLanesResponse response;
-  while (stream->Read(&response)) {
-    const v1::LaneFrame& frame = response.frame();
+// Prints the lanes of every frame, and every silence of the device.
+void ShowLanes(const std::string& address, long most) {
+  edge_lanes::LaneStream stream(address);
+  for (long shown = 0; most == 0 || shown < most; ++shown) {
+    const edge_lanes::Reading reading = stream.Next();
+    if (reading.state == edge_lanes::State::kSilent) {
+      std::cerr << "no lanes: " << reading.text << std::endl;
+      continue;
+    }
+    const v1::LaneFrame& frame = reading.frame;
     char offset[16] = "-";
     if (frame.ego().has_lateral_offset_m()) {
       std::snprintf(offset, sizeof offset, "%+.2f", frame.ego().lateral_offset_m());
     }
-    std::string reasons;
-    for (const v1::Reason& reason : frame.reason_details()) {
-      reasons += ", " + Word(v1::ReasonCode_Name(reason.code()), "REASON_CODE_");
-    }
-    std::cout << frame.camera() << " " << frame.frame_id() << " "
-              << Word(v1::FrameStatus_Name(frame.status()), "FRAME_STATUS_") << " "
-              << frame.time().age_us() / 1000 << " ms, " << frame.lanes_size()
-              << " lanes, offset " << offset << " m, lost " << response.lost() << reasons << std::endl;
-    if (++shown == most) {
-      context.TryCancel();
-      break;
-    }
-    // Acknowledged once it is used: at most kWindow are on their way, so none grows old.
-    v1::StreamLanesRequest acknowledged;
-    acknowledged.set_acknowledged(response.sequence());
-    if (!stream->Write(acknowledged)) break;
+    std::cout << frame.camera() << " " << frame.frame_id() << " " << Name(reading.state) << " "
+              << frame.time().age_us() / 1000 << " ms, " << frame.lanes_size() << " lanes, offset "
+              << offset << " m, lost " << reading.lost;
+    for (const std::string& reason : reading.reasons()) std::cout << ", " << reason;
+    std::cout << std::endl;
   }
-  return stream->Finish();
 }
 
 // Prints every event once, across restarts of the daemon and of this program.
-Status ShowEvents(v1::LaneService::Stub& service, const std::string& file, long most, long& shown) {
-  std::uint64_t last_id = 0;
-  std::ifstream(file) >> last_id;
-  ClientContext context;
-  v1::StreamEventsRequest request;
-  request.set_after_id(last_id);
-  auto stream = service.StreamEvents(&context, request);
-  v1::StreamEventsResponse response;
-  while (stream->Read(&response)) {
-    const v1::Event& event = response.event();
+void ShowEvents(const std::string& address, const std::string& last, long most) {
+  edge_lanes::EventStream stream(address, last);
+  for (long shown = 1;; ++shown) {
+    const v1::Event event = stream.Next();
     std::cout << event.id() << " " << Word(v1::EventKind_Name(event.kind()), "EVENT_KIND_") << " "
               << Word(v1::EventPhase_Name(event.phase()), "EVENT_PHASE_") << " " << event.cause()
               << " " << (event.camera().empty() ? "-" : event.camera()) << std::endl;
-    // After it is dealt with: a program that dies in between sees it again. The file is replaced
-    // as a whole, so that it is never an empty one where the power fails.
-    std::ofstream(file + ".new") << event.id();
-    std::rename((file + ".new").c_str(), file.c_str());
-    if (++shown == most) {
-      context.TryCancel();
-      break;
+    if (shown == most) {
+      stream.Keep(event);
+      return;
     }
   }
-  return stream->Finish();
 }
 
 // Gives the vehicle's state, as a vehicle does: the daemon uses a state for half a second.
-int SendVehicleState(v1::LaneService::Stub& service, double speed_mps, std::string indicator,
-                     double seconds) {
+void SendVehicleState(const std::string& address, double speed_mps, std::string indicator,
+                      double seconds) {
   for (char& letter : indicator) letter = static_cast<char>(std::toupper(letter));
   v1::Indicator word;
   if (!v1::Indicator_Parse("INDICATOR_" + indicator, &word)) {
-    std::cerr << "the indicator is off, left, right or hazard\n";
-    return 2;
+    throw std::invalid_argument("the indicator is off, left, right or hazard");
   }
   v1::SetVehicleStateRequest state;
   state.set_speed_mps(speed_mps);
   state.set_indicator(word);
+  const auto service =
+      v1::LaneService::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   for (bool first = true;; first = false) {
-    ClientContext context;
+    grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
     v1::SetVehicleStateResponse response;
-    const Status status = service.SetVehicleState(&context, state, &response);
-    if (!status.ok()) {
-      std::cerr << "error " << status.error_code() << ": " << status.error_message() << "\n";
-      return 1;
-    }
+    const grpc::Status status = service->SetVehicleState(&context, state, &response);
+    if (!status.ok()) throw edge_lanes::Error(status);
     if (first) std::cout << "taken" << std::endl;
-    if (std::chrono::steady_clock::now() >= until) return 0;
+    if (std::chrono::steady_clock::now() >= until) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
 }
@@ -137,26 +91,22 @@ int SendVehicleState(v1::LaneService::Stub& service, double speed_mps, std::stri
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string verb = argc > 2 ? argv[2] : "";
-  if (!(verb == "lanes" || (argc > 3 && (verb == "events" || verb == "vehicle")))) {
-    std::cerr << "usage: lanes ADDRESS lanes [COUNT] | events LAST_ID [COUNT] | "
-                 "vehicle SPEED [off|left|right|hazard [SECONDS]]\n";
-    return 2;
-  }
-  auto channel = grpc::CreateChannel(argv[1], grpc::InsecureChannelCredentials());
-  auto service = v1::LaneService::NewStub(channel);
-  if (verb == "vehicle") {
-    return SendVehicleState(*service, std::atof(argv[3]), argc > 4 ? argv[4] : "off",
-                            argc > 5 ? std::atof(argv[5]) : 0.0);
-  }
-  const int count_at = verb == "lanes" ? 3 : 4;
-  const long most = argc > count_at ? std::atol(argv[count_at]) : 0;
-  long shown = 0;
-  for (;;) {
-    const Status status = verb == "lanes" ? ShowLanes(*service, most, shown)
-                                          : ShowEvents(*service, argv[3], most, shown);
-    if (most && shown >= most) return 0;
-    if (!MayPass(status)) return 1;
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const auto word = [&](int at, const char* otherwise) { return argc > at ? argv[at] : otherwise; };
+  const std::string verb = word(2, "");
+  try {
+    if (verb == "lanes") {
+      ShowLanes(argv[1], std::atol(word(3, "0")));
+    } else if (verb == "events" && argc > 3) {
+      ShowEvents(argv[1], argv[3], std::atol(word(4, "0")));
+    } else if (verb == "vehicle" && argc > 3) {
+      SendVehicleState(argv[1], std::atof(argv[3]), word(4, "off"), std::atof(word(5, "0")));
+    } else {
+      std::cerr << "usage: lanes ADDRESS lanes [COUNT] | events LAST_ID [COUNT] | "
+                   "vehicle SPEED [off|left|right|hazard [SECONDS]]\n";
+      return 2;
+    }
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
   }
 }

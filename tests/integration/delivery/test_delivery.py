@@ -85,7 +85,7 @@ def test_the_verbs_from_key_to_rollback(repository: Path, tmp_path: Path) -> Non
         (["rollback", "m", "--to", "{repository}"], 1, "there is nothing to go back to"),
         (["keygen", "--out", "{made}"], 78, "exists already"),
         (["sign", "{nowhere}", "--key", "{nowhere}"], 78, "cannot be read"),
-        (["sing"], 2, "invalid choice: 'sing'"),
+        (["sing"], 2, "unknown verb models sing; did you mean sign?"),
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(
@@ -239,7 +239,14 @@ def accepting(strace: str, in_memory: Callable[[], Path]) -> Iterator[Accepting]
 
 
 @pytest.mark.parametrize(
-    ("pushes_before", "exchange"), [(0, True), (1, True), (2, True), (1, False), (2, False)]
+    ("pushes_before", "exchange"),
+    [
+        pytest.param(0, True, marks=pytest.mark.long),
+        pytest.param(1, True, marks=pytest.mark.long),
+        (2, True),
+        (1, False),
+        pytest.param(2, False, marks=pytest.mark.long),
+    ],
 )
 def test_killed_at_any_system_call_a_push_leaves_no_half_model(
     accepting: Accepting, in_memory: Callable[[], Path], exchange: bool, pushes_before: int

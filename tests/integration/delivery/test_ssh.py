@@ -59,7 +59,16 @@ def test_no_name_there_is_ever_a_command(
     assert not list(tmp_path.rglob("pwned"))
 
 
-@pytest.mark.parametrize("most_bytes", [0, 100, 512, 1_000_000, 3_002_000])
+@pytest.mark.parametrize(
+    "most_bytes",
+    [
+        pytest.param(0, marks=pytest.mark.long),
+        pytest.param(100, marks=pytest.mark.long),
+        512,
+        pytest.param(1_000_000, marks=pytest.mark.long),
+        3_002_000,
+    ],
+)
 def test_a_connection_that_breaks_changes_nothing(
     repository: Path, tmp_path: Path, simulated_ssh: SimulatedSsh, most_bytes: int
 ) -> None:

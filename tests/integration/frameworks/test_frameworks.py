@@ -127,6 +127,7 @@ def test_a_process_that_is_killed_costs_the_requests_in_it_only(
     assert close(served.only("net", picture(1, *networks.NET_SHAPE)), expected)
 
 
+@pytest.mark.long
 def test_a_reload_under_load_fails_no_request(
     served: Served, net: Any, onnx_says: Callable[..., np.ndarray]
 ) -> None:

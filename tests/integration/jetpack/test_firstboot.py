@@ -200,7 +200,7 @@ def test_power_may_go_before_any_command(board: FlashedBoard, tmp_path: Path) ->
     board.put_on_stick(SETUP)
     complete = set(booted(board))
     lengths = [line.split() for line in board.counted.read_text().splitlines()]
-    every = 1 if os.environ.get("EDGE_CRASH_POINTS") == "all" else 89
+    every = 1 if os.environ.get("EDGE_CRASH_POINTS") == "all" else 163
     cuts = [
         (step, at)
         for step, length in lengths

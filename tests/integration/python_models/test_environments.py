@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,6 @@ from edge_server.settings import Python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Serve = Callable[..., Any]
 
@@ -71,6 +71,15 @@ def make_wheel(folder: Path, factor: int) -> None:
             f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         wheel.writestr(f"{about}/RECORD", "")
+
+
+@pytest.fixture
+def another_python() -> tuple[str, str]:
+    """A Python of another minor version, with msgspec and numpy, and that version."""
+    for path in sorted(Path(__file__).parents[3].glob(".venv-3.*/bin/python")):
+        if (version := path.parents[1].name.removeprefix(".venv-")) != VERSION:
+            return str(path), version
+    pytest.skip("scripts/test has made no environment of another Python")
 
 
 def failure(served: Any) -> str:
@@ -159,3 +168,94 @@ def test_a_model_without_a_requirements_txt_is_told(tmp_path: Path) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 78
     assert "no version has a requirements.txt beside its model.py" in done.stderr
+
+
+MINOR = "def execute(self, requests): return [y([sys.version_info.minor]) for r in requests]"
+
+
+@pytest.mark.parametrize("by", ["interpreters", "model_interpreters"])
+def test_a_model_runs_with_the_python_that_the_settings_name(
+    serve_with: Serve, another_python: tuple[str, str], by: str
+) -> None:
+    python, version = another_python
+    chosen = {"python" if by == "interpreters" else "m": python}
+    served = serve_with(Python(**{by: chosen}), m=MINOR, n=MINOR)
+    theirs, ours = int(version.partition(".")[2]), sys.version_info.minor
+    assert served.values("m", 0) == [theirs]
+    assert served.values("n", 0) == [theirs if by == "interpreters" else ours]
+
+
+def test_the_environments_of_a_model_are_of_its_own_python(
+    serve_with: Serve,
+    write: Serve,
+    state: Path,
+    tmp_path: Path,
+    another_python: tuple[str, str],
+) -> None:
+    python, version = another_python
+    settings = Python(model_interpreters={"m": python, "n": python}, private=(str(state),))
+    packed = path_parameter("$$TRITON_MODEL_DIRECTORY/env.tar.gz"), IMPORTS
+    repository = write(m=IMPORTS, n=packed)
+    make_wheel(tmp_path, 5)
+    (repository / "m" / "1" / "requirements.txt").write_text(
+        f"--no-index\n--find-links {tmp_path}\ntiny"
+    )
+    conda_pack(repository / "n" / "env.tar.gz", version)
+    config = tmp_path / "config.toml"
+    config.write_text(f'[python]\nmodel_interpreters = {{ m = "{python}" }}\n')
+    command = [sys.executable, "-m", "edge_server", "models", "env", str(repository / "m")]
+    subprocess.run([*command, "--to", str(state), "--config", str(config)], check=True, timeout=120)
+    served = serve_with(settings, m=IMPORTS, n=packed)
+    assert (served.values("m", 2), served.values("n", 2)) == ([10], [14])
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ("exec /bin/false", "m': .python. interpreters or .*python is no Python that runs models"),
+        ("exec {python} -S $@", "needs msgspec numpy, which .*: .*python -m pip install msgspec"),
+    ],
+    ids=["no Python", "without packages"],
+)
+def test_a_python_that_cannot_run_models_is_refused_with_the_remedy(
+    serve_with: Serve, tmp_path: Path, lines: str, text: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{lines.format(python=sys.executable)}\n".replace("$@", '"$@"'))
+    python.chmod(0o755)
+    served = serve_with(Python(model_interpreters={"m": str(python)}), m=MINOR)
+    assert re.search(text, failure(served))
+
+
+def test_a_python_that_is_too_old_is_refused_with_the_oldest(serve_with: Serve) -> None:
+    for old in sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")):
+        served = serve_with(Python(model_interpreters={"m": str(old)}), m=MINOR)
+        assert re.search(r"it is Python 3\.\d, and 3\.10 is the oldest", failure(served))
+        return
+    pytest.skip("pyenv has no Python before 3.10 here")
+
+
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "x" data_type: TYPE_INT32 dims: -1 }
+output { name: "y" data_type: TYPE_INT32 dims: -1 }
+ensemble_scheduling { step {
+  model_name: "m" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }
+} }
+"""
+
+
+def test_a_missing_module_is_told_with_its_remedy_and_once_with_its_traceback(
+    serve: Serve, write: Serve
+) -> None:
+    ensemble = write() / "e"
+    (ensemble / "1").mkdir(parents=True)
+    (ensemble / "config.pbtxt").write_text(ENSEMBLE)
+    served = serve(m=IMPORTS.replace("tiny", "PIL_of_nowhere"))
+    reasons = {entry.name: str(entry.reason) for entry in served.failed}
+    what = "No module named 'PIL_of_nowhere'; name it in a requirements.txt beside the model's file"
+    assert what in reasons["m"]
+    assert "\n\nAt:\n" in reasons["m"]
+    assert what in reasons["e"]
+    assert "At:" not in reasons["e"]

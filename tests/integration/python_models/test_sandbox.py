@@ -143,6 +143,17 @@ def test_the_settings_open_more_and_keep_what_is_private_closed(
     assert said(served, f"open('{tmp_path}/out/made', 'w').write('x')") == "done"
 
 
+@needs_landlock
+@pytest.mark.parametrize("opened", [True, False])
+def test_files_named_without_a_directory_are_in_the_temporary_one_unless_the_settings_open_another(
+    serve_with: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    served = serve_with(Python(writable=(str(tmp_path),) if opened else ()), m=TRIES)
+    assert said(served, "open('frame.png', 'w').write('x')") == "done"
+    assert (tmp_path / "frame.png").exists() is opened
+
+
 def test_without_a_sandbox_a_model_may_what_the_daemon_may(serve_with: Any, tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("7")
     served = serve_with(Python(sandbox="off"), m=TRIES)

@@ -10,6 +10,7 @@ libraries for them to be imported with, asks each in a process of its own, and c
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -128,6 +129,15 @@ def _member(text: str) -> tuple[str, str]:
 
 
 def _unpacked(requirement: str, folder: Path) -> Path:
+    found = _download(requirement, folder)
+    if isinstance(found, str):
+        raise NotHere(f"{requirement}: no wheel for this Python: {found}")
+    return found
+
+
+@functools.cache
+def _download(requirement: str, folder: Path) -> Path | str:
+    """Return where its files are, or what pip says why there are none."""
     python = f"{sys.version_info[0]}{sys.version_info[1]}"
     target = folder / f"{requirement.replace('==', '-')}-cp{python}"
     if target.is_dir():
@@ -154,8 +164,7 @@ def _unpacked(requirement: str, folder: Path) -> Path:
     name, version = requirement.split("==")
     found = sorted(unpacking.glob(f"{name.replace('-', '_')}-{version}-cp{python}-*.whl"))
     if done.returncode or not found:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise NotHere(f"{requirement}: no wheel for this Python: {' '.join(said)}")
+        return " ".join(line for line in done.stderr.splitlines() if line.startswith("ERROR"))
     with zipfile.ZipFile(found[-1]) as archive:
         archive.extractall(unpacking)
     try:

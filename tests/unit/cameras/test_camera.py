@@ -120,10 +120,12 @@ def test_a_live_camera_whose_stream_ends_is_lost_and_live_again_when_it_is_back(
     assert frame.id == 10  # ids continue
 
 
-def test_a_recording_ends_after_its_last_frame() -> None:
+def test_a_recording_ends_after_its_last_frame(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig(live=False)
     rig.go_live(1)
-    rig.reader.fails(None)
+    with caplog.at_level("INFO"):
+        rig.reader.fails(None)
+    assert "with loop=true in its URI" in caplog.text
     assert state_of(rig) == (CameraState.ENDED, "ended")
     assert not rig.camera.ended  # the last frame waits
     assert rig.camera.next_frame(0) is not None

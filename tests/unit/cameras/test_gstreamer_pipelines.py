@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from edge_server.cameras.gstreamer_pipelines import missing_elements, pipeline_of
+from edge_server.cameras.frame import LARGEST_VIDEO_PX
+from edge_server.cameras.gstreamer_pipelines import SIZES, missing_elements, pipeline_of
 from edge_server.cameras.source_uri import NO_OPTIONS, Credentials, SourceOptions, parse_source_uri
 from edge_server.cameras.v4l2 import VideoMode, wanted_mode
 from edge_server.errors import SourceError
@@ -68,8 +69,9 @@ def test_the_jetson_decodes_rtsp_in_hardware() -> None:
     assert pipeline("rtsp://camera/stream") == (
         "rtspsrc name=source protocols=tcp latency=100 drop-on-latency=true buffer-mode=none "
         "tcp-timeout=3000000 ! rtph264depay name=packets ! h264parse config-interval=-1 "
-        "! video/x-h264,width=(int)[1,8192],height=(int)[1,4352];"
-        "video/x-h264,width=(int)[1,4352],height=(int)[1,8192] "
+        "! video/x-h264,width=(int)[1,5440],height=(int)[1,3072];"
+        "video/x-h264,width=(int)[1,4096],height=(int)[1,4096];"
+        "video/x-h264,width=(int)[1,3072],height=(int)[1,5440] "
         "! nvv4l2decoder name=decoder ! nvvidconv ! video/x-raw,format=NV12 "
         f"! {SINK}"
     )
@@ -119,9 +121,11 @@ def test_the_codec_of_the_stream_chooses_the_decoder() -> None:
     # A size that no camera has ends at the parser, before a decoder takes memory for it.
     assert (
         "rtph265depay name=packets ! h265parse config-interval=-1 "
-        "! video/x-h265,width=(int)[1,8192],height=(int)[1,4352];"
-        "video/x-h265,width=(int)[1,4352],height=(int)[1,8192] ! avdec_h265"
+        "! video/x-h265,width=(int)[1,5440],height=(int)[1,3072];"
+        "video/x-h265,width=(int)[1,4096],height=(int)[1,4096];"
+        "video/x-h265,width=(int)[1,3072],height=(int)[1,5440] ! avdec_h265"
     ) in made.whole("H265")
+    assert all(width * height <= LARGEST_VIDEO_PX for width, height in SIZES)
     with pytest.raises(SourceError, match=r"sends MP4V-ES; set it to one of H\.264") as caught:
         made.whole("MP4V-ES")
     assert caught.value.reason == "no_decoder"

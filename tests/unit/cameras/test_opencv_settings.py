@@ -9,7 +9,7 @@ import pytest
 from edge_server.cameras import opencv_settings
 from edge_server.cameras.opencv_settings import ffmpeg_options, no_camera_opens, settle_opencv
 
-FORMATS = f"format_whitelist;{opencv_settings._CONTAINERS}"
+FORMATS = f"format_whitelist;{opencv_settings._CONTAINERS}|max_streams;8"
 OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 
 
@@ -19,7 +19,7 @@ OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
         ("", f"rtsp_transport;tcp|{FORMATS}"),
         ("max_delay;500000", f"rtsp_transport;tcp|{FORMATS}|max_delay;500000"),
         ("rtsp_transport;udp", f"rtsp_transport;udp|{FORMATS}"),
-        ("format_whitelist;hls", "rtsp_transport;tcp|format_whitelist;hls"),
+        ("format_whitelist;hls", "rtsp_transport;tcp|format_whitelist;hls|max_streams;8"),
     ],
 )
 def test_options_of_the_environment_are_kept(

@@ -509,13 +509,71 @@ def test_a_looping_video_that_became_a_pipe_is_an_error_and_holds_nobody(video: 
     source.close()
 
 
-def test_a_video_of_a_size_that_no_camera_has_is_not_decoded(tmp_path: Path) -> None:
-    # FFmpeg would take 0.9 GB for this one.
-    head = b"GIF89a" + struct.pack("<HHBBB", 15_000, 15_000, 0x80, 0, 0) + bytes(6)
+def box(name: bytes, *parts: bytes) -> bytes:
+    """A box of an MP4 file."""
+    data = b"".join(parts)
+    return struct.pack(">I", 8 + len(data)) + name + data
+
+
+def mp4(tracks: int, jpeg: bytes) -> bytes:
+    """An MP4 file with so many tracks, each of which shows that picture of 64 x 48 once."""
+    file_type = box(b"ftyp", b"isom", bytes(4), b"isom")
+    matrix = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+
+    def track(number: int) -> bytes:
+        look = box(
+            b"jpeg",
+            *(struct.pack(">6xH16x", 1), struct.pack(">HHIIIH", 64, 48, 72 << 16, 72 << 16, 0, 1)),
+            struct.pack(">32xHh", 24, -1),
+        )
+        table = box(
+            b"stbl",
+            box(b"stsd", struct.pack(">II", 0, 1), look),
+            box(b"stts", struct.pack(">IIII", 0, 1, 1, 1000)),
+            box(b"stsc", struct.pack(">IIIII", 0, 1, 1, 1, 1)),
+            box(b"stsz", struct.pack(">III", 0, len(jpeg), 1)),
+            box(b"stco", struct.pack(">III", 0, 1, len(file_type) + 8)),
+        )
+        media = box(
+            b"mdia",
+            box(b"mdhd", struct.pack(">IIIIIHH", 0, 0, 0, 1000, 1000, 0x55C4, 0)),
+            box(b"hdlr", bytes(8), b"vide", bytes(13)),
+            box(b"minf", box(b"vmhd", struct.pack(">I8x", 1)), table),
+        )
+        head = struct.pack(">IIIIII16x", 3, 0, 0, number, 0, 1000) + matrix
+        return box(b"trak", box(b"tkhd", head, struct.pack(">II", 64 << 16, 48 << 16)), media)
+
+    head = struct.pack(">IIIIIIH10x", 0, 0, 0, 1000, 1000, 1 << 16, 1 << 8) + matrix
+    movie = box(b"mvhd", head, bytes(24), struct.pack(">I", tracks + 1))
+    shown = box(b"moov", movie, *(track(number) for number in range(1, tracks + 1)))
+    return file_type + box(b"mdat", jpeg) + shown
+
+
+def test_a_video_of_many_tracks_takes_no_memory_for_what_they_claim(tmp_path: Path) -> None:
+    """Each track of 150 bytes may claim frames whose table takes 75 MB."""
+    jpeg = cv2.imencode(".jpg", np.full((48, 64, 3), 90, np.uint8))[1].tobytes()
+    path = tmp_path / "many.mp4"
+    path.write_bytes(mp4(8, jpeg))
+    source = open_source(f"file://{path}?fps=0")
+    frame = source.read()
+    source.close()
+    assert frame is not None
+    assert frame.size == (64, 48)
+    path.write_bytes(mp4(9, jpeg))
+    with pytest.raises(SourceError, match="or has more than 8 tracks: play it elsewhere"):
+        open_source(str(path))
+
+
+@pytest.mark.parametrize(("width", "height"), [(15_000, 15_000), (5_120, 3_328)])
+def test_a_video_of_a_size_that_no_camera_has_is_not_decoded(
+    tmp_path: Path, width: int, height: int
+) -> None:
+    # FFmpeg would take 0.9 GB for the first, and for H.264 of the second as much.
+    head = b"GIF89a" + struct.pack("<HHBBB", width, height, 0x80, 0, 0) + bytes(6)
     frame = b"," + struct.pack("<HHHHB", 0, 0, 64, 48, 0) + b"\x02\x02\x44\x01\x00"
     path = tmp_path / "x.gif"
     path.write_bytes(head + frame + b";")
-    with pytest.raises(SourceError, match="15000 x 15000, more than 32 megapixels"):
+    with pytest.raises(SourceError, match=f"{width} x {height}, more than 16 megapixels"):
         open_source(str(path))
 
 

@@ -248,3 +248,10 @@ def test_what_lies_in_a_home_is_out_of_the_services_sight() -> None:
         f"warning: cameras.clip.uri: /home/me/road.mp4{hint}",
         f"warning: cameras.clip.calibration: /root/front.toml{hint}",
     ]
+
+
+def test_an_interpreter_for_a_model_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    chosen = {"model_interpreters": {"preproces": "/opt/python"}}
+    lines = check_with(tmp_path / "models", python=chosen)
+    assert any("python.model_interpreters.preproces: no repository" in line for line in lines)

@@ -283,3 +283,20 @@ def test_a_flag_is_not_blamed_on_the_file(
         "command line: grpc.port: expected a whole number <= 65535; got 99999"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["bnch", "m"], "unknown verb bnch; did you mean bench?"),
+        (["models", "lst"], "unknown verb models lst; did you mean list?"),
+        (["xyzzy"], "unknown verb xyzzy; there are run, check, models,"),
+    ],
+)
+def test_an_unknown_verb_gets_the_nearest_or_all(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command(words)
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err

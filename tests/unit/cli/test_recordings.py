@@ -72,3 +72,22 @@ def test_a_name_from_a_foreign_recording_does_nothing_to_the_terminal(
     assert "\x1b" not in said
     assert "/a\\x1b[2J/image" in said
     assert "choose one with --camera: a\\x1b[2J, b\\nc" in said
+
+
+def test_the_recordings_of_the_settings_are_listed_the_newest_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, config = tmp_path / "recordings", tmp_path / "config.toml"
+    config.write_text(f'[recorder]\ndirectory = "{folder}"\n')
+    listed = ["recordings", "list", "--config", str(config)]
+    assert run_command(listed) == EX_UNAVAILABLE
+    assert f"{folder}: No such file or directory; name the folder" in capsys.readouterr().err
+    folder.mkdir()
+    assert run_command(listed) == 0
+    assert capsys.readouterr().out == f"{folder}: no recording\n"
+    for number in (1, 2):
+        (folder / f"0000000{number}-boot-20260101T000000Z-event.mcap").write_bytes(b"1234")
+    assert run_command(listed) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["SIZE", "FILE"]
+    assert [line.split("/")[-1][:8] for line in lines] == ["00000002", "00000001"]

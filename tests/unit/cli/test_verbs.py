@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_a_usage_error(
 
 @pytest.mark.parametrize("words", [[], ["--image", "a", "--input", "x=y"]])
 def test_of_flags_behind_a_bar_exactly_one_is_given(words: list[str]) -> None:
-    text = "|--image URI\n|--input NAME=FILE.npy..."
+    text = "|--image URI\n|--input NAME=FILE..."
     assert parse(text, "--image", "a")["image"] == "a"
     with pytest.raises(SystemExit):
         parse(text, *words)

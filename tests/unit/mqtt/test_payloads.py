@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import resources
 from typing import Any, Literal
 
@@ -33,10 +33,12 @@ from edge_server.lanes.types import (
 )
 from edge_server.mqtt import payloads
 from edge_server.pipeline.messages import LaneMessage
+from edge_server.pipeline.perception import Detections, NetworkFrame
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2, lanes_pb2
 
 IDENTITY = Identity("truck-7", "0.1.0", "5f1a7a3e-3f62-4c5c-9a55-1f0c4e0c9b11", "edge-truck-7-0")
 PUBLISHED_V1 = resources.files("edge_server.proto.edge.lanes.v1")
+PUBLISHED_PERCEPTION = resources.files("edge_server.proto.edge.perception.v1")
 SCHEMA: Any = json.loads((PUBLISHED_V1 / "lane_frame.schema.json").read_text())
 CAPTURE_NS = 81_234_567_890_123
 
@@ -98,6 +100,26 @@ EXAMPLE = replace(
     ),
     vehicle=VehicleState(CAPTURE_NS - 40_000_000, 22.5, None, "left"),
 )
+OF_FRAME = {each.name: getattr(frame(), each.name) for each in fields(LaneFrame)}
+NETWORK_EXAMPLE = NetworkFrame(
+    **OF_FRAME
+    | {
+        "dropped": 1102,
+        "model_name": "objects",
+        "latency_us": StageLatency(queue=29000, preprocess=2100, infer=31200, postprocess=640),
+    },
+    network="objects",
+    task="detection",
+    result=Detections(
+        np.array([[612.04, 341.5, 702.88, 420.1], [31.2, 398.0, 68.6, 491.4]]),
+        np.array([2, 1]),
+        np.array([0.8124, 0.3391]),
+        ("person", "bicycle", "car"),
+        ids=np.array([7, 0]),
+        ground=np.array([[23.412, -0.873], [np.nan, np.nan]]),
+        covariance=np.array([[[1.44, 0.02], [0.02, 0.09]], np.zeros((2, 2))]),
+    ),
+)
 
 
 def check(value: Any, schema: dict[str, Any]) -> None:
@@ -129,8 +151,10 @@ def check(value: Any, schema: dict[str, Any]) -> None:
         assert value < schema.get("exclusiveMaximum", value + 1)
 
 
-def test_the_published_example_is_what_we_send() -> None:
+def test_the_published_examples_are_what_we_send() -> None:
     assert to_json(EXAMPLE) == json.loads((PUBLISHED_V1 / "lane_frame.example.json").read_text())
+    of_network = json.loads((PUBLISHED_PERCEPTION / "network_frame.example.json").read_text())
+    assert to_json(NETWORK_EXAMPLE, seq=98, age_ns=64_000_000) == of_network
 
 
 def test_the_json_is_the_proto3_mapping() -> None:

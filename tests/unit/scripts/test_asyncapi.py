@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import asyncapi
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from edge_server.mqtt import payloads
 from edge_server.mqtt.payloads import Topics
 from edge_server.pipeline.event_log import Event
 from edge_server.pipeline.perception import Detections, NetworkFrame
+from edge_server.repository.channel_follower import ChannelReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,9 +67,11 @@ def test_every_topic_is_in_it() -> None:
             address = topics.event("lane_departure", "0camera")
         elif name in ("network", "verdict"):
             address = getattr(topics, name)("0camera", "0network")
+        elif name == "channel":
+            address = topics.channel("0channel")
         else:
             address = getattr(topics, name)("0model" if name.startswith("model") else "0camera")
-        for word in ("device", "camera", "model", "network"):
+        for word in ("device", "camera", "model", "network", "channel"):
             address = address.replace(f"0{word}", f"{{{word}}}")
         assert address in ADDRESSES, name
     assert "edge/v1/{device}/events/model" in ADDRESSES
@@ -101,6 +105,7 @@ EVENT = Event("model", "instant", "ready", "", 1, 2, id=3, model="lanes")
         ("CameraStatus", payloads.camera_status("ok", None, lanes_fail=None)),
         ("CameraStatus", payloads.camera_status("ok", None, networks={"signs": "late: 1 s"})),
         ("Verdict", payloads.verdict("new", "candidate", "lanes", LaneAgreement().verdict())),
+        ("Channel", msgspec.json.encode(ChannelReport("lanes"))),
         ("NetworkFrame", payloads.lane_frame(OBJECTS, IDENTITY, 0, 0)),
         ("Calibration", payloads.calibration(CALIBRATION)),
         ("Event", payloads.event(EVENT, IDENTITY)),

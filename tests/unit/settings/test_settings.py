@@ -56,7 +56,8 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
         ('[cameras.front]\nurl = "x"', 'cameras.front.url: unknown key; did you mean "uri"?'),
         (
             '[cameras.front]\nuri = "x"\n[python]\ninterpreters = { torch = "x" }',
-            "python.interpreters.torch: unknown key; known: pytorch, tensorflow, openvino, paddle",
+            "python.interpreters.torch: unknown key; "
+            "known: python, pytorch, tensorflow, openvino, paddle",
         ),
         (
             '[cameras.front]\nuri = "x"\n[python]\ninterpreters = { pytorch = 1 }',
@@ -86,6 +87,20 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
             '[repository]\nmode = "always"',
             "repository.mode: expected one of none, explicit, poll; got 'always'",
         ),
+        (
+            "[repository]\nmode = 'poll'\n[repository.channels.lanes]\nsource = 'oci://r/lanes'\n"
+            "keys = ['k']",
+            "repository.channels.lanes.source: expected oci://REGISTRY/REPOSITORY:TAG",
+        ),
+        (
+            "[repository.channels.lanes]\nsource = 'oci://r/lanes:stable'\nkeys = ['k']",
+            'channels need mode = "poll"',
+        ),
+        (
+            "[repository.channels.lanes]\nsource = 'oci://r/lanes:stable'\nkeys = []",
+            "repository.channels.lanes.keys: ",
+        ),
+        ("[repository.channels.Lanes]\nsource = ''", "repository.channels: a name has at most 64"),
         (
             "[cameras.a]\nuri = 'x'\n[cameras.b]\nmodel = 'x'",
             "cameras.b.uri: is missing, and has no default",

@@ -14,6 +14,8 @@ from edge_server.model_config.parse import read_model_config
 from edge_server.tools.convert.conversion import LIMITS, compare
 from edge_server.tools.convert.formats import (
     DESTINATIONS,
+    ONNX,
+    SIMPLIFIER,
     SOURCES,
     TENSORFLOW,
     interpreter_having,
@@ -236,3 +238,42 @@ def test_a_missing_framework_comes_with_its_remedies() -> None:
         "pip install 'tensorflow-cpu>=",
     ):
         assert remedy in str(caught.value)
+
+
+SCHEDULED = """
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 3 }
+output { name: "y" data_type: TYPE_FP32 dims: 2 }
+dynamic_batching { max_queue_delay_microseconds: 7 }
+instance_group { count: 2 kind: KIND_CPU }
+"""
+
+
+@pytest.mark.parametrize(
+    ("to", "left_out", "count"), [("onnx", "", 2), ("openvino", "instance_group", 0)]
+)
+def test_scheduling_is_kept_and_instances_where_the_backend_stays(
+    to: str, left_out: str, count: int, tmp_path: Path
+) -> None:
+    net = tmp_path / "source"
+    (net / "1").mkdir(parents=True)
+    (net / "1" / "model.onnx").touch()
+    (net / "config.pbtxt").write_text(f'platform: "onnxruntime_onnx" {SCHEDULED}')
+    more, left = read_source(net).fields_for(DESTINATIONS[to])
+    assert left == left_out
+    message = config_of(tmp_path, tensor("x", -1, 3), tensor("y", -1, 2), more=more)
+    assert message.dynamic_batching.max_queue_delay_microseconds == 7
+    assert sum(group.count for group in message.instance_group) == count
+
+
+def test_a_network_is_simplified_by_onnxsim_alone(tmp_path: Path) -> None:
+    assert "onnxsim" not in ONNX.modules
+    assert "onnxsim" in SIMPLIFIER.modules
+
+
+def test_a_checkpoint_of_pytorch_lightning_is_one_of_pytorch(tmp_path: Path) -> None:
+    archive(tmp_path / "net.ckpt", "data.pkl", "data/0")
+    assert source_format(tmp_path / "net.ckpt") == "torch-module"
+    (tmp_path / "old.ckpt").touch()
+    with pytest.raises(ModelConfigError, match=r"of TensorFlow 1 give the \.meta file"):
+        source_format(tmp_path / "old.ckpt")

@@ -278,7 +278,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 def _import(start: m.Start) -> Any:
     """Import the module with the model's class: a user's is part of the package formed by its
     version directory."""
-    os.chdir(start.working_directory)
+    os.chdir(start.working_directory or os.environ["TMPDIR"])
     version_directory = Path(start.directory)
     here.model_directory = start.directory
     if start.runner:

@@ -386,6 +386,15 @@ def rules_of(settings: Python) -> SandboxRules:
     )
 
 
+def working_directory(rules: SandboxRules) -> str:
+    """Return the daemon's working directory; empty where `rules` do not open it by its path: a
+    model that writes files by their names alone then has them in its temporary directory."""
+    own = str(Path.cwd())
+    opened = map(os.path.realpath, (*rules.readable, *rules.writable))
+    is_open = not (rules.closed and rules.landlock) or any(_holds(each, own) for each in opened)
+    return own if is_open else ""
+
+
 def lacking(rules: SandboxRules) -> list[str]:
     """Return the restrictions that the kernel cannot enforce, a line for each."""
     lines = []

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.process.histogram import Histograms
+from edge_server.repository.channel_follower import ChannelReport
 from edge_server.settings import NetworkSection
 
 if TYPE_CHECKING:
@@ -334,6 +336,7 @@ def test_every_metric_of_the_reference_is_exported_with_its_labels(tmp_path: Pat
         ready=lambda: True,
         spans=Spans(),
         repository=FollowedRepository(),
+        channels=[SimpleNamespace(report=ChannelReport("lanes", "oci://registry/lanes:stable"))],
     )
     front = parts.pipelines[0].camera
     front.faults["lost"] += 1

@@ -105,3 +105,31 @@ def test_what_is_no_array_and_no_input_is_refused_with_the_remedy(tmp_path: Path
             read_arrays([("x", path)], config(SEVERAL))
     with pytest.raises(InvalidRequest, match=r"--input y: its inputs are x FP32 \[2\]"):
         read_arrays([("y", pickled)], config(SEVERAL))
+
+
+JPEG = b"\xff\xd8\xff\xe0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims", "expected"),
+    [
+        ("UINT8", "-1", np.frombuffer(JPEG, np.uint8)[np.newaxis]),
+        ("STRING", "1", np.array([[JPEG]], np.object_)),
+    ],
+)
+def test_the_bytes_of_any_other_file_are_an_input(
+    tmp_path: Path, kind: str, dims: str, expected: np.ndarray
+) -> None:
+    (tmp_path / "a.jpg").write_bytes(JPEG)
+    tensor = f'{{ name: "x" data_type: TYPE_{kind} dims: {dims} }}'
+    found = read_arrays(
+        [("x", tmp_path / "a.jpg")], config(f'name: "m" max_batch_size: 2 input {tensor}')
+    )
+    assert found["x"].shape == expected.shape
+    assert found["x"].tolist() == expected.tolist()
+
+
+def test_bytes_for_numbers_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(JPEG)
+    with pytest.raises(InvalidRequest, match=r"this input is FP32 \[2\]; give an array"):
+        read_arrays([("x", tmp_path / "a.jpg")], config(SEVERAL))

@@ -54,7 +54,7 @@ def test_other_outputs_are_printed_with_type_and_shape() -> None:
     ("arguments", "message"),
     [
         (["m"], "one of the arguments --image --input is required"),
-        (["m", "--input", "x"], "--input: x: give it as NAME=FILE.npy"),
+        (["m", "--input", "x"], "--input: x: give it as NAME=FILE"),
         (["m", "--image", "a", "--save", "a.txt"], "give a name that ends in .png, .jpg or .npz"),
         (["m", "--image", "a", "--classes", "0"], "give a whole number, 1 or above"),
     ],

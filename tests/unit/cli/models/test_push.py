@@ -433,5 +433,14 @@ def test_directories_with_nothing_in_them_are_signed_too(
 
 @pytest.mark.parametrize("ended", [REPLACED, SILENT])
 def test_the_list_that_shows_it_later_is_that_of_the_repository(ended: str) -> None:
-    text, _ = _in_words(ended, Verdict(), Path("/srv/models"), 300.0)
+    text, _ = _in_words("m", ended, Verdict(), Path("/srv/models"), 300.0)
     assert "`edge-server models list /srv/models`" in text
+
+
+def test_a_refusal_names_the_rollback_that_does_not_restore_another_refused_content() -> None:
+    refused = Verdict(outcome="refused", reason="no ONNX", serves="a" * 64, last_good="b" * 64)
+    text, _ = _in_words("m", "", refused, Path("/srv/models"), 300.0)
+    assert "models rollback m --to /srv/models --to-last-good` restores bbb" in text
+    never_good = Verdict(outcome="refused", reason="no ONNX")
+    text, _ = _in_words("m", "", never_good, Path("/srv/models"), 300.0)
+    assert "rollback" not in text

@@ -241,3 +241,29 @@ def test_the_json_is_the_whole_report(board: Board) -> None:
         "waiting": 2,
         "dropped": 5,
     }
+
+
+def test_a_model_that_serves_without_what_was_wanted_is_marked(board: Board) -> None:
+    index = list(sample(0.0, 0, metrics()).index or ())
+    (seg,) = (entry for entry in index if entry.name == "seg")
+    seg.reason = "refused: the new content is no ONNX file"
+    _, text = report(board, index=index)
+    assert "‼ seg" in text
+    assert "\n    refused: the new content is no ONNX file\n" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "trouble", "line"),
+    [
+        ("on_trial", "", "✔ channel lanes: serial 7, on trial"),
+        ("good", "unreachable", "✘ channel lanes: serial 7, good, unreachable"),
+        ("rolled_back", "rolled_back", "✘ channel lanes: serial 7, rolled back\n"),
+    ],
+)
+def test_a_channel_has_a_line(board: Board, state: str, trouble: str, line: str) -> None:
+    scrape = Scrape(
+        'edge_channel_serial{channel="lanes"} 7.0\n'
+        f'edge_channel_state{{channel="lanes",state="{state}",trouble="{trouble}"}} 1.0\n'
+    )
+    _, text = report(board, metrics=scrape)
+    assert line in f"{text}\n"

@@ -1,0 +1,5 @@
+include(CMakeFindDependencyMacro)
+find_dependency(Threads)
+find_dependency(PkgConfig)
+pkg_check_modules(EDGE_LANES_GRPC REQUIRED IMPORTED_TARGET grpc++ protobuf)
+include("${CMAKE_CURRENT_LIST_DIR}/edge_lanesTargets.cmake")
