@@ -4,8 +4,8 @@
     python training/train_vehicle_network.py --export-only
 
 Needs the extra [train] and no GPU. The roads are drawn once, before the first step; a run that was
-stopped goes on from its checkpoint. What is made is 1/model.onnx of the example, and a table of how
-well it sees roads that it was not trained on.
+stopped goes on from its checkpoint. It begins with the first layers of the lane network. What is
+made is 1/model.onnx of the example, and a table of how well it sees roads that are new to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--minutes", type=float, default=15.0, help="of training, over restarts")
-    parser.add_argument("--pictures", type=int, default=6000, help="that are trained on")
+    parser.add_argument("--pictures", type=int, default=4000, help="that are trained on")
     parser.add_argument("--measured", type=int, default=400, help="that each figure is of")
     parser.add_argument(
         "--threads", type=int, default=2, help="of PyTorch, and processes that draw"
@@ -57,7 +57,8 @@ def main() -> None:
     checkpoint = options.work / "checkpoint.pt"
     if not options.export_only:
         roads = draw(options.work / "roads.npz", options.pictures, options.threads)
-        train(roads, checkpoint, options.minutes, options.threads)
+        lanes = ROOT / "models" / "laneDetect_model" / "1" / "model.onnx"
+        train(roads, checkpoint, options.minutes, options.threads, lanes)
     export(checkpoint, options.out / "road_objects" / "1" / "model.onnx")
     print(measure(options.out, options.measured))
 

@@ -13,7 +13,6 @@ from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
     EdgeServerError,
-    NotFound,
     Reason,
     SettingsError,
     Unavailable,
@@ -24,7 +23,13 @@ from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.lanes.road_geometry import indexed_by_picture
 from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_model import Detected, FrameInputs, LaneModel, NoLanes
+from edge_server.pipeline.lane_model import (
+    Detected,
+    FrameInputs,
+    LaneModel,
+    NoLanes,
+    with_remedy,
+)
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -336,15 +341,10 @@ class LanePipeline:
             image = self.lane_model.grey_image(live=self.camera.is_live)
             self.lane_model.detect(Frame.arrived(0, image), deadline)
         except EdgeServerError as error:
-            remedy = ""
-            if isinstance(error, NotFound):
-                remedy = (
-                    "; put it into a repository, and in mode explicit into repository.load "
-                    "(--load-model)"
-                )
             is_lane_model = may_pass(error) and not isinstance(error, NoLanes)
             raise (Unavailable if is_lane_model else SettingsError)(
-                f"cameras.{self.camera.name}.model: '{self.model}' gives no lanes: {error}{remedy}"
+                f"cameras.{self.camera.name}.model: '{self.model}' gives no lanes: "
+                f"{with_remedy(error)}"
             ) from error
 
     def _lane_frame(

@@ -23,10 +23,10 @@ from edge_server.pipeline.contracts import Contract
 from edge_server.pipeline.perception import Detections, Segmentation, View
 from edge_server.pixels import CropRegion
 from edge_server.tools.road.scene import RoadScene
-from lane_training.export import session
-from lane_training.network import ResidualBlock, StripContext
+from lane_training.export import load_exported, session
+from lane_training.network import TRUNK_CHANNELS, LaneNetwork, ResidualBlock, StripContext
 from lane_training.roads import LONGEST_DRIVE_M, render_road, road_in, sample_road
-from lane_training.trainer import keep_freed_memory
+from lane_training.trainer import keep_freed_memory, settle
 from lane_training.vehicles import CELL_PX, INPUT_PX, LABELS, RoadSample, level, sample, truth_of
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 STRIDE_PX = 8
 COLUMNS, ROWS = INPUT_PX[0] // STRIDE_PX, INPUT_PX[1] // STRIDE_PX
-CHANNELS = 16, 24, 48, 72
-HEAD = 48
-BATCH, RATE, WEIGHT_DECAY = 32, 3e-3, 0.02
+CHANNELS, HEAD = 72, 48
+BATCH, RATE, WEIGHT_DECAY = 16, 2e-3, 0.02
+SETTLING_IMAGES = 64
 AVERAGE_DECAY, WARM_UP_STEPS = 0.998, 100
 SAVE_EVERY_S = 30.0
 OPSET = 13
@@ -48,8 +48,6 @@ OPSET = 13
 MEASURED_SEED = 10_000_000
 PICTURE_PX = 1280, 720
 IOU = 0.5
-# As a daemon has it where the configuration has none.
-THRESHOLD = 0.25
 MEASURED = "synthetic://", "every condition", "night", "rain", "bend"
 
 
@@ -65,22 +63,23 @@ class VehicleNetwork(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        first, second, third, fourth = CHANNELS
-        self.stride_8 = nn.Sequential(
-            nn.Conv2d(3, first, 3, 2, 1, bias=False),
+        first, second, *_ = TRUNK_CHANNELS
+        # As the lane network begins; this part stays as it is there.
+        self.stride_4 = nn.Sequential(
+            nn.Conv2d(3, first, 7, 4, 3, bias=False),
             nn.BatchNorm2d(first),
             nn.ReLU(inplace=True),
-            ResidualBlock(first, second, 2),
-            ResidualBlock(second, second, 1),
-            ResidualBlock(second, third, 2),
-            ResidualBlock(third, third, 1),
+            ResidualBlock(first, first, 1),
+        )
+        self.stride_8 = nn.Sequential(
+            ResidualBlock(first, second, 2), ResidualBlock(second, second, 1)
         )
         self.stride_16 = nn.Sequential(
-            ResidualBlock(third, fourth, 2),
-            StripContext(fourth),
-            nn.ConvTranspose2d(fourth, HEAD, 2, 2, bias=False),
+            ResidualBlock(second, CHANNELS, 2),
+            StripContext(CHANNELS),
+            nn.ConvTranspose2d(CHANNELS, HEAD, 2, 2, bias=False),
         )
-        self.lateral = nn.Conv2d(third, HEAD, 1, bias=False)
+        self.lateral = nn.Conv2d(second, HEAD, 1, bias=False)
         self.fuse = nn.Sequential(nn.BatchNorm2d(HEAD), nn.ReLU(), ResidualBlock(HEAD, HEAD, 1))
         self.of_boxes = nn.Sequential(
             nn.Conv2d(HEAD, HEAD, 3, 1, 1, bias=False), nn.BatchNorm2d(HEAD), nn.ReLU(inplace=True)
@@ -94,17 +93,31 @@ class VehicleNetwork(nn.Module):
         cells = (torch.stack((columns, rows)).reshape(2, -1) + 0.5) * STRIDE_PX
         self.register_buffer("cells", cells, persistent=False)
 
-    def raw(self, image: Tensor) -> tuple[Tensor, Tensor]:
+    def early(self, image: Tensor) -> Tensor:
+        """Return (B, 32, 48, 80), what the layers see that are not trained."""
+        features: Tensor = self.stride_4((image - 0.4) * 4.0)
+        return features
+
+    def raw(self, early: Tensor) -> tuple[Tensor, Tensor]:
         """Return boxes (B, 6, 960) whose last rows are logits, and the area's logits."""
-        fine = self.stride_8((image - 0.4) * 4.0)
+        fine = self.stride_8(early)
         features = self.fuse(self.lateral(fine) + self.stride_16(fine))
         raw = self.box(self.of_boxes(features)).flatten(2).float()
         centres = self.cells + STRIDE_PX * raw[:, :2]
         sizes = STRIDE_PX * torch.exp(raw[:, 2:4].clamp(-4.0, 4.0))
         return torch.cat((centres, sizes, raw[:, 4:]), 1), self.area(features).float()
 
+    def begin_with(self, file: Path, images: Tensor) -> None:
+        """Take the first layers of a lane network that was exported to `file`; `images` settle
+        its normalisation."""
+        lanes = LaneNetwork()
+        settle(lanes, load_exported(lanes, file), images)
+        theirs = *lanes.stem, *lanes.stride_16
+        for layer, one in zip((*self.stride_4, *self.stride_8), theirs, strict=False):
+            layer.load_state_dict(one.state_dict())
+
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        boxes, area = self.raw(image)
+        boxes, area = self.raw(self.early(image))
         return torch.cat((boxes[:, :4], torch.sigmoid(boxes[:, 4:])), 1), area
 
 
@@ -184,17 +197,29 @@ def loss_of(
 
 
 def train(
-    roads: tuple[Tensor, Tensor, Tensor], checkpoint: Path, minutes: float, threads: int
+    roads: tuple[Tensor, Tensor, Tensor],
+    checkpoint: Path,
+    minutes: float,
+    threads: int,
+    lanes: Path,
 ) -> None:
-    """Train for so many minutes in all, over restarts; `checkpoint` has the network's average."""
+    """Train for so many minutes in all, over restarts; `checkpoint` has the network's average, and
+    `lanes` is the exported lane network whose first layers it begins with."""
     torch.set_num_threads(threads)
     torch.manual_seed(7)
     keep_freed_memory()
-    network = VehicleNetwork().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images, boxes, maps = roads
+    network = VehicleNetwork()
+    network.begin_with(lanes, _planes(images[:SETTLING_IMAGES]))
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.train()
+    network.stride_4.requires_grad_(False).eval()
+    early = _early(network, images)
     average = copy.deepcopy(network).requires_grad_(False).eval()
+    learnt = [p for p in network.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in network.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
-        {"params": [p for p in network.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in learnt if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in learnt if p.ndim <= 1], "weight_decay": 0.0},
     ]
     optimiser = torch.optim.AdamW(groups, lr=RATE)
     step, elapsed_s = 0, 0.0
@@ -211,10 +236,10 @@ def train(
         cosine = 0.5 * (1 + math.cos(math.pi * elapsed_s / (60 * minutes)))
         for group in optimiser.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP_STEPS) * (0.02 + 0.98 * cosine)
-        images, truth, drivable = _batch(roads, rng)
+        seen, truth, drivable = _batch(early, boxes, maps, rng)
         with torch.autocast("cpu", torch.bfloat16):
-            boxes, area = network.raw(images)
-        loss, parts = loss_of(boxes, area, truth, drivable, network.cells)
+            found, area = network.raw(seen)
+        loss, parts = loss_of(found, area, truth, drivable, network.cells)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 10.0)
@@ -243,18 +268,32 @@ def train(
             beside.replace(checkpoint)
 
 
+def _planes(images: Tensor) -> Tensor:
+    return images.permute(0, 3, 1, 2).to(torch.bfloat16).div_(255.0)
+
+
+def _early(network: VehicleNetwork, images: Tensor) -> Tensor:
+    """Return (2, N, 32, 48, 80) bfloat16: of the pictures, and of the mirrored ones."""
+    early = torch.empty(2, len(images), TRUNK_CHANNELS[0], 48, 80, dtype=torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for first in range(0, len(images), 32):
+            some = _planes(images[first : first + 32])
+            for side, seen in enumerate((some, some.flip(3))):
+                early[side, first : first + 32] = network.early(seen)
+    return early
+
+
 def _batch(
-    roads: tuple[Tensor, Tensor, Tensor], rng: np.random.Generator
+    early: Tensor, boxes: Tensor, maps: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a random batch, half of it mirrored."""
-    slots = torch.from_numpy(rng.integers(0, len(roads[0]), BATCH))
-    images, truth, drivable = (part[slots] for part in roads)
-    mirrored = torch.from_numpy(rng.random(BATCH) < 0.5)
-    images[mirrored], drivable[mirrored] = images[mirrored].flip(2), drivable[mirrored].flip(2)
+    slots = torch.from_numpy(rng.integers(0, len(boxes), BATCH))
+    side = torch.from_numpy(rng.integers(0, 2, BATCH))
+    truth, drivable, mirrored = boxes[slots], maps[slots], side > 0
+    drivable[mirrored] = drivable[mirrored].flip(2)
     truth[mirrored] = truth[mirrored][..., [2, 1, 0, 3, 4]] * torch.tensor([-1.0, 1, -1, 1, 1])
     truth[mirrored] += torch.tensor([1.0, 0, 1, 0, 0]) * INPUT_PX[0]
-    scaled = images.permute(0, 3, 1, 2).to(torch.bfloat16).div_(255.0)
-    return scaled, truth, drivable
+    return early[side, slots], truth, drivable
 
 
 def export(checkpoint: Path, file: Path) -> None:
@@ -308,15 +347,18 @@ def measured_roads(kind: str, count: int) -> list[tuple[RoadScene, float]]:
 
 def measure(repository: Path, count: int) -> str:
     """Return a Markdown table: of each kind of road the average precision of each class at an
-    overlap of 0.5, how many of the vehicles are found at the daemon's threshold and how many boxes
-    there are beside them, and the overlap of the drivable area.
+    overlap of 0.5, how many of the vehicles are found at the threshold of the configuration, how
+    many boxes there are beside them, and the overlap of the drivable area.
 
     Pictures have 1280 x 720 px and become the input as `image_preprocess` makes it; a daemon's own
     contracts read the outputs.
     """
     runtime = session(repository / "road_objects" / "1" / "model.onnx")
-    detection = _contract(repository / "vehicles", LABELS, score_threshold="0.02")
-    segmentation = _contract(repository / "drivable_area", ("background", "drivable"))
+    vehicles = _config(repository / "vehicles", LABELS)
+    threshold = float(vehicles.parameters["score_threshold"])
+    all_boxes = {**vehicles.parameters, "score_threshold": "0.02"}
+    detection = Contract.of(replace(vehicles, parameters=all_boxes))
+    segmentation = Contract.of(_config(repository / "drivable_area", ("background", "drivable")))
     view = View(PICTURE_PX, CropRegion(0, 0, *PICTURE_PX), INPUT_PX)
     lines = [
         f"| {count} roads each | AP of cars | AP of lorries | found | beside | drivable area |",
@@ -346,18 +388,17 @@ def measure(repository: Path, count: int) -> str:
             average_precision(scores[classes == c], hits[classes == c], counts[c])
             for c in range(len(LABELS))
         ]
-        sure = scores >= THRESHOLD
+        sure = scores >= threshold
         share, beside = hits[sure].sum() / counts.sum(), (~hits[sure]).sum() / counts.sum()
         figures = *precision, share, beside, both / either
         lines.append(f"| {kind} | {' | '.join(f'{each:.3f}' for each in figures)} |")
     return "\n".join(lines)
 
 
-def _contract(folder: Path, labels: tuple[str, ...], **parameters: str) -> Contract:
+def _config(folder: Path, labels: tuple[str, ...]) -> ModelConfig:
     text = (folder / "config.pbtxt").read_text()
     config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
-    labelled = {config.outputs[0].name: labels}
-    return Contract.of(replace(config, labels=labelled, parameters=parameters))
+    return replace(config, labels={config.outputs[0].name: labels})
 
 
 def matched(
