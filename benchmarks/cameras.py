@@ -412,8 +412,9 @@ def lane_ages_ms(plane: DataPlane, seconds: float, *, shadow: bool) -> list[floa
     return found
 
 
-def print_shadow(pairs: int, seconds: float) -> None:
-    """Compare the served lanes' ages without a shadow and with one."""
+def print_shadow(pairs: int, seconds: float) -> dict[str, float]:
+    """Compare the served lanes' ages without a shadow and with one; return the medians of pairs."""
+    values: dict[str, float] = {}
     ages: dict[bool, list[list[float]]] = {False: [], True: []}
     with ExitStack() as stack:
         repository = Path(stack.enter_context(TemporaryDirectory())) / "models"
@@ -433,8 +434,10 @@ def print_shadow(pairs: int, seconds: float) -> None:
         whole = (np.percentile(np.concatenate(ages[s]), (50, 99)[place]) for s in (False, True))
         print("{}: alone {:.1f} ms, beside a shadow {:.1f} ms".format(name, *whole), end="; ")
         print(f"of a pair {middle:.3f} ({low:.3f} to {high:.3f})")
+        values[f"{name} of a pair"] = middle
     frames = [sum(map(len, ages[shadow])) for shadow in (False, True)]
     print(f"frames with lanes: {frames[0]} alone, {frames[1]} beside")
+    return values
 
 
 def main() -> None:
@@ -461,7 +464,7 @@ def main() -> None:
         print_verdicts(arguments.verdicts)
         return
     if arguments.shadow:
-        print_shadow(arguments.shadow, arguments.seconds)
+        record(arguments.record, print_shadow(arguments.shadow, arguments.seconds))
         return
     if arguments.rtsp and (missing := what_is_missing()):
         sys.exit(missing)

@@ -223,8 +223,8 @@ _STATES: dict[str, dict[str, Any]] = {
         },
     ),
     "CameraStatus": _object(
-        "Whether a camera delivers, and whether its frames get lanes.",
-        ("networks",),
+        "Whether a camera delivers, and, where it has a lane model, whether its frames get lanes.",
+        ("lanes", "networks"),
         state={"type": "string", "enum": list(get_args(CameraState))},
         last_frame_age_ms={"type": ["integer", "null"], "minimum": 0},
         lanes={"type": "string", "enum": ["ok", "failing"]},

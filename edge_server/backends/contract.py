@@ -24,7 +24,11 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.gpu.memory import UploadOnce
-from edge_server.model_config.fields import ALLOW_INTERFACE_CHANGE, IDLE_UNLOAD_S
+from edge_server.model_config.fields import (
+    ALLOW_INTERFACE_CHANGE,
+    CONTRACT_PARAMETERS,
+    IDLE_UNLOAD_S,
+)
 from edge_server.model_config.preferred import PREFERRED_CONFIGS
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
 from edge_server.settings.read import value_mistake
@@ -437,9 +441,12 @@ class LoadContext:
 # requests; a slower version is not published.
 GOLDEN_MAX_LATENCY_MS = "golden_max_latency_ms"
 
-OF_EVERY_MODEL = frozenset(
-    {GOLDEN_MAX_LATENCY_MS, ALLOW_INTERFACE_CHANGE, PREFERRED_CONFIGS, IDLE_UNLOAD_S}
-)
+OF_EVERY_MODEL = CONTRACT_PARAMETERS | {
+    GOLDEN_MAX_LATENCY_MS,
+    ALLOW_INTERFACE_CHANGE,
+    PREFERRED_CONFIGS,
+    IDLE_UNLOAD_S,
+}
 
 
 class BackendParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

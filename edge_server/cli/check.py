@@ -322,7 +322,8 @@ def _check_camera(
         )
     elif is_well:
         shown = masked_uri(settings.uri)
-        findings.well.append(f"camera {name}: {shown}: gives frames to {settings.model}")
+        takers = settings.model or ", ".join(settings.networks)
+        findings.well.append(f"camera {name}: {shown}: gives frames to {takers}")
 
 
 def _check_network(network: NetworkPipeline, camera: Camera, findings: Findings) -> None:

@@ -553,11 +553,14 @@ demo | cli.run:demo | show lanes arriving, with no camera or broker needed
     --lockstep  play a recording once, and process each of its frames, as fast as that goes
     --video FILE  write what is published, drawn into the frames, as .mp4 or .avi; a recording is
         played as with --lockstep, unless its URI has a rate (fps)
+    --network MODEL...  also run this model on the frames; `vehicles` and `drivable_area` are in
+        examples/networks of a checkout; repeatable
     --json  one JSON object per frame
     --serve [PORT=8000]  continue until Ctrl-C, with the page at this port (8000)
     --model-repository DIR...  models in Triton's layout, instead of the shipped ones; repeatable
   $ --frames 100
   $ --source road.mp4 --json
+  $ --network vehicles --video vehicles.mp4
   $ --source rtsp://10.0.0.20/main --mqtt 10.0.0.2:1883
 
 @waiting

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,13 @@ from edge_server.board.installation import missing, shipped_models
 from edge_server.cameras.calibration import CalibrationTables, LensTable, MountingTable, text_of
 from edge_server.cameras.source import is_live
 from edge_server.cameras.source_uri import masked_uri, parse_source_uri
-from edge_server.cli.tables import REFRESH_S, LaneTable
+from edge_server.cli.tables import REFRESH_S, LaneTable, result_text
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SettingsError, SourceError, Unavailable
 from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of
 from edge_server.mqtt.clients import try_broker
-from edge_server.pipeline.perception import marks_of
+from edge_server.pipeline.perception import NetworkFrame, marks_of
 from edge_server.process.logs import set_up_logging
 from edge_server.settings import LogSection, Settings, read_settings
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.pipeline.networks import NetworkListener
-    from edge_server.pipeline.perception import NetworkFrame
     from edge_server.settings import Mqtt
 
 DEVICE = "demo"
@@ -78,14 +77,15 @@ def run_demo(
         settings = _settings(
             _played(source, arguments),
             broker,
-            arguments.model_repository,
+            arguments,
             page_port or 0,
             arguments.calibration or _calibration_file(source, running),
         )
         if page_port is not None:
             _require_free(page_port)
-        listeners: list[Listener] = [_keep_in(newest), _messages_to(inbox)]
-        network_listeners: list[NetworkListener] = []
+        show = _messages_to(inbox)
+        listeners: list[Listener] = [_keep_in(newest), show]
+        network_listeners: list[NetworkListener] = [lambda found: show(found, None)]
         if video is not None:
             _require_other_file(video, settings.cameras["road"].uri)
             of_lanes, of_networks = _into_video(video, running, output)
@@ -130,7 +130,7 @@ def _require_broker(mqtt: Mqtt) -> None:
 
 
 class Inbox(queue.Queue[bytes]):
-    """Queue of messages to show: `KEPT` at most, then the oldest is dropped; one thread adds.
+    """Queue of messages to show: `KEPT` at most, then the oldest is dropped.
 
     Attributes:
         over: nobody reads any more.
@@ -149,23 +149,29 @@ class Inbox(queue.Queue[bytes]):
         if self.full():
             with suppress(queue.Empty):
                 self.get_nowait()
-        self.put_nowait(payload)
+        with suppress(queue.Full):  # another thread has added one meanwhile
+            self.put_nowait(payload)
 
 
 def _settings(
     source: str,
     broker: Mapping[str, Any] | None,
-    repositories: Sequence[Path],
+    arguments: argparse.Namespace,
     page_port: int,
     calibration: Path | str | None,
 ) -> Settings:
+    networks: Sequence[str] = arguments.network or ()
+    repositories: Sequence[Path] = arguments.model_repository or (shipped_models(),)
+    examples = shipped_models().parent / "examples" / "networks"  # where this is a checkout
+    if networks and not arguments.model_repository and examples.is_dir():
+        repositories = (*repositories, examples)
     chosen: dict[str, Any] = {
         "device": {"id": DEVICE},
-        "repository": {"paths": list(map(str, repositories or (shipped_models(),)))},
+        "repository": {"paths": list(map(str, repositories))},
         "grpc": {"port": 0},
         "metrics": {"enabled": False},
         "http": {"port": page_port},
-        "cameras": {"road": {"uri": source}},
+        "cameras": {"road": {"uri": source, "networks": {n: {"model": n} for n in networks}}},
     }
     if broker is not None:
         chosen["mqtt"] = dict(broker)
@@ -286,13 +292,13 @@ def _into_video(path: Path, running: ExitStack, output: Any) -> tuple[Listener, 
 def _messages_to(inbox: Inbox) -> Listener:
     """Return a listener that makes the messages which a broker would get."""
     identity = Identity.of_this_host(DEVICE, VERSION)
-    counter = itertools.count()
+    counters: dict[str, itertools.count[int]] = defaultdict(itertools.count)  # by network
 
-    def add(lane_frame: LaneFrame, frame: Frame | None) -> None:
-        lockstep = frame is not None and frame.clock == "recording"
+    def add(lane_frame: LaneFrame, _: Frame | None) -> None:
+        counter = counters[lane_frame.network if isinstance(lane_frame, NetworkFrame) else ""]
         now_ns = time.monotonic_ns()
         message = payloads.lane_frame(lane_frame, identity, next(counter), now_ns)
-        inbox.add(message, lockstep=lockstep)
+        inbox.add(message, lockstep=lane_frame.clock == "recording")
 
     return add
 
@@ -320,6 +326,9 @@ def _show(inbox: Inbox, stop: threading.Event, arguments: argparse.Namespace) ->
         except queue.Empty:
             continue
         message = msgspec.json.decode(payload)
+        if "network" in message:
+            print(payload.decode() if table is None else result_text(message), flush=True)
+            continue
         # An old frame is what a failed camera has; the last reason is the camera's or the model's.
         reason = "".join(message["reasons"][-1:])
         if message["status"] != "FRAME_STATUS_INVALID":

@@ -380,6 +380,8 @@ def _cameras(before: DaemonSample, now: DaemonSample) -> tuple[CameraReport, ...
     for camera in now.cameras:
         frame = now.lanes.get(camera.name)
         numbers = _camera_numbers(camera.name, before, now)
+        if not camera.model:  # its frames go to its networks alone
+            numbers.pop("lanes_per_s", None)
         if frame is not None:
             numbers["lanes"] = len(frame.lanes)
             # FRAME_STATUS_OK is 1.

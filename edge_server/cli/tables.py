@@ -67,6 +67,29 @@ def duration_text(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+def result_text(message: dict[str, Any]) -> str:
+    """Return what a network has found in a frame, in a line."""
+    found = [text for text in message["reasons"] if message["status"] == "FRAME_STATUS_INVALID"]
+    for each in message.get("detections", ()):
+        box, ahead = each["box"], ""
+        if "ground" in each:
+            ahead = f", {each['ground']['x_m']:.1f} m ahead"
+        corners = ",".join(f"{box[name]:.0f}" for name in ("x_min", "y_min", "x_max", "y_max"))
+        word = each["label"] or f"class {each['class_id']}"
+        found.append(f"{word} {each['confidence']:.2f} at {corners}{ahead}")
+    if "segmentation" in message:
+        mask = message["segmentation"]
+        for number, label in enumerate(mask["labels"]):
+            runs = zip(mask["run_classes"], mask["run_lengths"], strict=True)
+            cells = sum(length for class_id, length in runs if class_id == number)
+            found.append(f"{label} {cells / (mask['columns'] * mask['rows']):.0%}")
+    found += [f"{e['label']} {e['confidence']:.2f}" for e in message.get("classes", ())]
+    found += [f"{each['name']} {each['shape']}" for each in message.get("tensors", ())]
+    head = f"{message['camera']:>8} {message['frame_id']:>8} {message['network']}:"
+    # As wide as a row, which it is written over on a terminal.
+    return f"{shown(' '.join((head, '; '.join(found) or 'nothing'))):<72}"
+
+
 class LaneTable:
     """One row that is overwritten on a terminal, and printed repeatedly elsewhere; a line below it
     whenever the camera's state or its reason changes."""

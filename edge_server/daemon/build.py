@@ -205,20 +205,14 @@ def build_lanes(
     cameras = CameraSet(
         settings.cameras,
         inference.data_plane,
-        (
-            *listeners,
-            publisher.publish_lanes,
-            feed,
-            pictures,
-            latency,
-            *(() if recorder is None else (recorder,)),
-        ),
+        (*listeners, publisher.publish_lanes, feed, latency),
         inference.camera_models,
         forget_camera,
         holds=(publisher.holds, feed.holds, *(() if recorder is None else (recorder.holds,))),
         board=board,
         tracer=None if inference.spans is None else inference.tracer,
         road=lambda calibration: road_follower(settings, calibration, vehicle, events),
+        frame_listeners=(pictures, *(() if recorder is None else (recorder,))),
         network_listeners=(
             *network_listeners,
             publisher.publish_network,

@@ -174,6 +174,7 @@ class CameraSet:
         holds: of the listeners; see `LanePipeline`.
         board: what is wrong with the device itself.
         argus: restarts what CSI cameras hang in.
+        frame_listeners: get the frames of cameras without lanes too.
         network_listeners: get what the other networks of cameras find.
         network_recorder: gets what is not published too.
     """
@@ -192,6 +193,7 @@ class CameraSet:
         board: BoardWatch | None = None,
         tracer: Tracer | None = None,
         argus: Argus | None = None,
+        frame_listeners: Sequence[Listener] = (),
         network_listeners: Sequence[NetworkListener] = (),
         network_recorder: NetworkListener | None = None,
     ) -> None:
@@ -201,6 +203,7 @@ class CameraSet:
         self._argus = argus or Argus.of_this_service()
         self._data_plane = data_plane
         self._listeners = tuple(listeners)
+        self._frame_listeners = tuple(frame_listeners)
         self._holds = tuple(holds)
         self._on_removed = on_removed
         self._kinds = kinds
@@ -444,7 +447,7 @@ class CameraSet:
             camera or Camera(name, section.uri, options=options, kinds=self._kinds),
             self._data_plane,
             section.model,
-            self._listeners,
+            (*(self._listeners if section.model else ()), *self._frame_listeners),
             holds=self._holds,
             shares=self._shares[section.model],
             priority=section.priority,
@@ -482,7 +485,8 @@ def _models(sections: Iterable[CameraSection]) -> set[str]:
     """Return the names of the models that cameras use."""
     sections = tuple(sections)
     networks = [network for section in sections for network in section.networks.values()]
-    return {section.model for section in sections} | {network.model for network in networks}
+    lane_models = {section.model for section in sections if section.model}
+    return lane_models | {network.model for network in networks}
 
 
 def _difference(old: Mapping[str, _Entry], new: Mapping[str, _Entry]) -> str:

@@ -197,7 +197,7 @@ def status_line(
     working = sum(p.camera.status.usable and not p.failure for p in pipelines)
     cameras = _some("camera", working, len(pipelines), faults) if pipelines else "no camera"
     line = f"serving {models}, {cameras}, broker {broker}"
-    if pipelines and (rate_hz := rate.shown_hz(now)) is not None:
+    if any(each.model for each in pipelines) and (rate_hz := rate.shown_hz(now)) is not None:
         line += f", {rate_hz:.{0 if rate_hz >= 10 else 1}f} lanes/s"
     if reload is not None:
         if reload.restart_needed:
@@ -370,10 +370,12 @@ class StatusReport:
         for pipeline in pipelines:
             name, failure = pipeline.camera.name, pipeline.failure
             status = statuses[name]
-            if failure or not (status.usable or status.state is CameraState.STARTING):
+            well = status.usable or status.state is CameraState.STARTING
+            if pipeline.model and (failure or not well):
                 no_lanes.append(name)
             calibration = self._publisher.publish_calibration
-            self._attempt(f"calibration {name}", calibration, name, pipeline.calibration)
+            of_camera = name, pipeline.calibration, bool(pipeline.model)
+            self._attempt(f"calibration {name}", calibration, *of_camera)
             # Faults of other networks by their words alone: numbers change with every frame.
             networks = tuple(
                 (each.name, each.failure.partition(":")[0]) for each in pipeline.networks
@@ -428,7 +430,7 @@ class StatusReport:
             pipeline.camera.name,
             _TOPIC_STATES.get(status.state, "lost"),
             None if age_s is None else round(1e3 * age_s),
-            lanes_fail=bool(failure),
+            lanes_fail=bool(failure) if pipeline.model else None,
             reason=reason,
             text=text,
             # By the wall clock of now: that of then may have been in 1970.

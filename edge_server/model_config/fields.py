@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 ALLOW_INTERFACE_CHANGE = "allow_interface_change"
 # Likewise: after so many seconds without a request the model is unloaded until the next one.
 IDLE_UNLOAD_S = "idle_unload_s"
+# Keys that a camera's contract reads, of whatever model the camera names: docs/networks.md.
+CONTRACT_PARAMETERS = frozenset(
+    {"task", "decoder", "boxes", "score_threshold", "nms_threshold", "top_k", "scores"}
+)
 
 
 def interface_break(old: ModelConfig, new: ModelConfig) -> str:
@@ -222,7 +226,8 @@ def without_effect(message: Any) -> dict[str, str]:
         if path in ACCEPTED:
             found[path] = ACCEPTED[path]
         elif message.platform == "ensemble":
-            if path == "parameters" and set(message.parameters) == {ALLOW_INTERFACE_CHANGE}:
+            known = CONTRACT_PARAMETERS | {ALLOW_INTERFACE_CHANGE}
+            if path == "parameters" and known.issuperset(message.parameters):
                 continue
             if path in _WITHOUT_EFFECT_FOR_ENSEMBLES:
                 found[path] = _WITHOUT_EFFECT_FOR_ENSEMBLES[path]

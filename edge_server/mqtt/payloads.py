@@ -38,7 +38,7 @@ from edge_server.proto.edge.lanes.v1 import health_pb2, lane_service_pb2, lanes_
 from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from google.protobuf.message import Message
 
@@ -353,7 +353,7 @@ def camera_status(
     state: CameraState,
     last_frame_age_ms: int | None,
     *,
-    lanes_fail: bool = False,
+    lanes_fail: bool | None = False,
     reason: str = "",
     text: str = "",
     since_epoch_ns: int = 0,
@@ -364,7 +364,7 @@ def camera_status(
     Args:
         state: `degraded` is for frames that arrive with a fault, whatever they are worth.
         last_frame_age_ms: None before its first frame.
-        lanes_fail: its frames get no lanes.
+        lanes_fail: its frames get no lanes; None where it has no lane model.
         networks: why frames have no results of each other network; empty where they have.
     """
     of_networks = {
@@ -375,7 +375,7 @@ def camera_status(
         {
             "state": state,
             "last_frame_age_ms": last_frame_age_ms,
-            "lanes": "failing" if lanes_fail else "ok",
+            **({} if lanes_fail is None else {"lanes": "failing" if lanes_fail else "ok"}),
             "reason": reason,
             "text": as_utf8(text),
             "since": rfc3339(since_epoch_ns),
@@ -524,19 +524,17 @@ def discovery_topic(prefix: str, identity: Identity) -> str:
     return f"{prefix}/device/edge_server_{identity.device}/config"
 
 
-def discovery(identity: Identity, topics: Topics, cameras: Iterable[str]) -> bytes:
-    """Return the entities of every camera: departure warning, state, and lateral offset."""
+def discovery(
+    identity: Identity,
+    topics: Topics,
+    cameras: Iterable[str],
+    without_lanes: Collection[str] = (),
+) -> bytes:
+    """Return the entities of every camera: its state; departure warning and lateral offset, but of
+    those `without_lanes`."""
     components: dict[str, Any] = {}
     for camera in sorted(cameras):
         unique = f"edge_server_{identity.device}_{camera}"
-        components[f"{camera}_lane_departure"] = {
-            "p": "binary_sensor",
-            "unique_id": f"{unique}_lane_departure",
-            "name": f"{camera} lane departure",
-            "device_class": "safety",
-            "state_topic": topics.event("lane_departure", camera),
-            "value_template": _DEPARTURE,
-        }
         components[f"{camera}_state"] = {
             "p": "sensor",
             "unique_id": f"{unique}_state",
@@ -546,6 +544,16 @@ def discovery(identity: Identity, topics: Topics, cameras: Iterable[str]) -> byt
             "entity_category": "diagnostic",
             "state_topic": topics.camera_status(camera),
             "value_template": "{{ value_json.state }}",
+        }
+        if camera in without_lanes:
+            continue
+        components[f"{camera}_lane_departure"] = {
+            "p": "binary_sensor",
+            "unique_id": f"{unique}_lane_departure",
+            "name": f"{camera} lane departure",
+            "device_class": "safety",
+            "state_topic": topics.event("lane_departure", camera),
+            "value_template": _DEPARTURE,
         }
         components[f"{camera}_lateral_offset"] = {
             "p": "sensor",

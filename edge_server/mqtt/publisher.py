@@ -84,6 +84,7 @@ class Publisher:
         self._models: set[str] = set()  # that have a topic
         # Replaced, never changed: two threads read them.
         self._cameras: dict[str, Calibration | None] = {}
+        self._without_lanes: frozenset[str] = frozenset()
         self._serving: dict[str, list[int]] = {}
         self._discovery = ""  # the topic that Home Assistant reads
         self._misnamed: set[str] = set()
@@ -284,9 +285,13 @@ class Publisher:
         topic = self._topic(self._topics.camera_status, name)
         self._put_state(topic, payloads.camera_status(state, last_frame_age_ms, **more))
 
-    def publish_calibration(self, name: str, calibration: Calibration | None) -> None:
+    def publish_calibration(
+        self, name: str, calibration: Calibration | None, lanes: bool = True
+    ) -> None:
         """Publish how a camera sees, and that it exists; None where that is not known."""
         self._cameras = {**self._cameras, name: calibration}
+        others = self._without_lanes - {name}
+        self._without_lanes = others if lanes else others | {name}
         topic = self._topic(self._topics.calibration, name)
         if calibration is not None:
             self._put_state(topic, payloads.calibration(calibration))
@@ -354,7 +359,9 @@ class Publisher:
             before, self._discovery = self._discovery, ""
             if mqtt is not None and mqtt.home_assistant and self._cameras:
                 self._discovery = payloads.discovery_topic(mqtt.home_assistant, self._identity)
-                entities = payloads.discovery(self._identity, self._topics, self._cameras)
+                entities = payloads.discovery(
+                    self._identity, self._topics, self._cameras, self._without_lanes
+                )
                 self._put_state(self._discovery, entities)
             if before not in {"", self._discovery}:
                 self._put_state(before, b"")

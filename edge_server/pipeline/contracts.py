@@ -150,29 +150,45 @@ def _find_lanes(config: ModelConfig) -> Found:
 
 def _find_segmentation(config: ModelConfig) -> Found:
     labels = labels_of(config)
-    wants = "one output [H,W] of classes, TYPE_INT32, INT64 or UINT8, or [classes,H,W] of scores"
+    wants = (
+        "one output [H,W] of classes, TYPE_INT32, INT64 or UINT8, or [classes,H,W] of scores, or "
+        "[1,H,W] of probabilities, 0 to 1, of the second of two classes"
+    )
     if len(config.outputs) != 1:
         raise unfit(config, "segmentation", f"it wants {wants}")
     spec = config.outputs[0]
     scores = spec.datatype in _FLOATS and len(spec.shape) == 3
     named = config.parameters.get("task") == "segmentation"
-    fits = scores and (spec.shape[0] in (-1, len(labels)) if labels else named)
+    # A map of one class alone says nothing.
+    channels = {1: (), 2: (-1, 1, 2)}.get(len(labels), (-1, len(labels)))
+    fits = scores and (spec.shape[0] in channels if labels else named)
     if not (fits or (spec.datatype.numpy.kind in "iu" and len(spec.shape) == 2)):
         raise unfit(config, "segmentation", f"with {len(labels)} labels it wants {wants}")
+    least_score = number_of(config, "score_threshold", 0.5)
 
     def read(arrays: Arrays, view: NetworkView) -> Segmentation:
         (array,) = arrays
         if scores and not np.isfinite(array).all():
             raise BadOutput("not_finite", f"output '{spec.name}' has NaN or infinity")
-        cells = array.argmax(axis=0) if scores else array
-        rows, columns = cells.shape
+        rows, columns = array.shape[-2:]
         width, height = view.network
-        if not rows or not columns or width % columns or height % rows:
+        if not array.size or width % columns or height % rows:
             raise BadOutput(
                 "shape",
                 f"output '{spec.name}' is a mask of {columns} x {rows} cells; the network's input "
                 f"of {width} x {height} px is no multiple of that",
             )
+        cells = array
+        if scores and len(array) > 1:
+            cells = array.argmax(axis=0)
+        elif scores:
+            if not 0 <= np.min(array) <= np.max(array) <= 1:
+                raise BadOutput(
+                    "score",
+                    f"probabilities are {np.min(array):g} to {np.max(array):g}, and can be 0 to 1: "
+                    "end the network with a sigmoid",
+                )
+            cells = (array[0] >= least_score).astype(np.int64)
         least, most = int(np.min(cells)), int(np.max(cells))
         if least < 0 or (labels and most >= len(labels)):
             raise BadOutput("class", f"classes are {least} to {most} of {len(labels)} labels")

@@ -10,7 +10,7 @@ from weakref import ref
 
 import numpy as np
 
-from edge_server.errors import InternalError, ModelConfigError
+from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, NotFound
 from edge_server.gpu.memory import UploadOnce
 from edge_server.lanes.decode import ROW_COUNT
 from edge_server.lanes.types import Lane, StageLatency, lanes_from_rows
@@ -378,6 +378,16 @@ class LaneModel:
         self._seen, self._tensors, self._size = ref(snapshot), tensors, needs.size
         self._frames_of.clear()
         return tensors
+
+
+def with_remedy(error: EdgeServerError) -> str:
+    """Return why a camera's model does not respond, and where a missing one comes from."""
+    if not isinstance(error, NotFound):
+        return str(error)
+    return (
+        f"{error}; put it into a repository, and in mode explicit into repository.load "
+        "(--load-model)"
+    )
 
 
 def stage_latency(queue_ns: int, timings: Sequence[StepTiming]) -> StageLatency:

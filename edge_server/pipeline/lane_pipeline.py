@@ -13,7 +13,6 @@ from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import UNUSABLE, CameraState
 from edge_server.errors import (
     EdgeServerError,
-    NotFound,
     Reason,
     SettingsError,
     Unavailable,
@@ -24,7 +23,13 @@ from edge_server.inference.data_plane import MODEL_STUCK_S
 from edge_server.lanes.road_geometry import indexed_by_picture
 from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_model import Detected, FrameInputs, LaneModel, NoLanes
+from edge_server.pipeline.lane_model import (
+    Detected,
+    FrameInputs,
+    LaneModel,
+    NoLanes,
+    with_remedy,
+)
 from edge_server.process.worker import Worker
 
 if TYPE_CHECKING:
@@ -97,6 +102,7 @@ class LanePipeline:
         frame_deadline_s: how long a frame waits for its lanes, in seconds.
         board: what is wrong with the device itself; None is nothing.
         road: follows the road with the camera's calibration; None where it has none.
+        model: empty for a camera without lanes, whose listeners get frames that have none.
         networks: see the same frames, after the lanes of each were given; a recording in lock-step
             waits for them.
 
@@ -219,11 +225,14 @@ class LanePipeline:
         frame = self.camera.next_frame(0.0)
         if frame is None:
             return None
-        if frame.age_ns(now_ns := time.monotonic_ns()) > self._max_age_ms * 1e6:
+        now_ns = time.monotonic_ns()
+        if self.model and frame.age_ns(now_ns) > self._max_age_ms * 1e6:
             self._drop_too_old(frame, now_ns)
             return None
         if self.networks:
             frame = replace(frame, inputs=FrameInputs())
+        if not self.model:
+            return self._lane_frame(frame, None, degraded=self._degraded()), frame
         self._reminder.reason = request = trace = detected = None
         capture_ns, tracer = frame.capture_mono_ns, self._tracer
         if frame.clock == "recording":
@@ -232,10 +241,7 @@ class LanePipeline:
             trace.begin("capture", capture_ns)
             trace.begin("wait", frame.arrived_mono_ns or capture_ns)
             request = tracer.of_frame(self.model, trace.begin("infer"))
-        status, failure = self.camera.status, ""
-        degraded: tuple[Reason, ...] = ()
-        if status.state is CameraState.DEGRADED:
-            degraded = (Reason(status.reason, status.text),)
+        failure, degraded = "", self._degraded()
         deadline = time.monotonic() + self._frame_deadline_s
         # An execution that begins just before the deadline is watched for as long as any other.
         self.worker.beat(self._frame_deadline_s + 2 * MODEL_STUCK_S)
@@ -255,6 +261,12 @@ class LanePipeline:
             lane_frame = replace(lane_frame, lanes=(), failure=failure, failure_reason="too_old")
         return lane_frame, frame
 
+    def _degraded(self) -> tuple[Reason, ...]:
+        """Return what is wrong with the camera whose frames are of use."""
+        status = self.camera.status
+        degraded = status.state is CameraState.DEGRADED
+        return (Reason(status.reason, status.text),) if degraded else ()
+
     def _finish(self, lane_frame: LaneFrame, frame: Frame) -> None:
         """Follow the road, and give the lanes."""
         if lane_frame.failure:
@@ -264,7 +276,7 @@ class LanePipeline:
             # Without a number: where every other frame fails, the lines fold.
             log.info("camera %s: lanes again", self.camera.name)
             self.failure = ""
-        if self._road is not None:
+        if self._road is not None and self.model:
             lane_frame = self._road.follow(lane_frame, frame.image)
         if lane_frame.trace is not None:
             lane_frame.trace.end(lane_frame.failure, **{"edge.lanes": len(lane_frame.lanes)})
@@ -323,19 +335,16 @@ class LanePipeline:
             SettingsError: the camera's model is no lane model.
             Unavailable: the model is not loaded, or cannot respond now.
         """
+        if not self.model:
+            return
         try:
             image = self.lane_model.grey_image(live=self.camera.is_live)
             self.lane_model.detect(Frame.arrived(0, image), deadline)
         except EdgeServerError as error:
-            remedy = ""
-            if isinstance(error, NotFound):
-                remedy = (
-                    "; put it into a repository, and in mode explicit into repository.load "
-                    "(--load-model)"
-                )
             is_lane_model = may_pass(error) and not isinstance(error, NoLanes)
             raise (Unavailable if is_lane_model else SettingsError)(
-                f"cameras.{self.camera.name}.model: '{self.model}' gives no lanes: {error}{remedy}"
+                f"cameras.{self.camera.name}.model: '{self.model}' gives no lanes: "
+                f"{with_remedy(error)}"
             ) from error
 
     def _lane_frame(

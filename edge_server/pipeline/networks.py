@@ -29,7 +29,13 @@ from edge_server.lanes.agreement import LaneAgreement
 from edge_server.lanes.box_tracking import BoxTracker
 from edge_server.lanes.road_geometry import PitchFilter
 from edge_server.pipeline.contracts import Contract
-from edge_server.pipeline.lane_model import ImageInput, ImageNeeds, stage_latency, with_needs
+from edge_server.pipeline.lane_model import (
+    ImageInput,
+    ImageNeeds,
+    stage_latency,
+    with_needs,
+    with_remedy,
+)
 from edge_server.pipeline.perception import BadOutput, Detections, NetworkFrame, NetworkView
 from edge_server.pixels import CropRegion, Image, PixelFormat
 from edge_server.process.worker import Worker
@@ -448,7 +454,7 @@ class NetworkPipeline:
             log.warning("camera %s: network %s: a grey picture: %s", self.camera, self.name, error)
         except EdgeServerError as error:
             raise (Unavailable if may_pass(error) else SettingsError)(
-                f"cameras.{self.camera}.networks.{self.name}: {error}"
+                f"cameras.{self.camera}.networks.{self.name}: {with_remedy(error)}"
             ) from error
         if self.section.shadow_of is not None and self.model.task != "lanes":
             raise SettingsError(

@@ -261,6 +261,7 @@ class CameraSection(Section, frozen=True):
         color_matrix: overrides the matrix that the camera reports for its YUV images.
         color_range: likewise the range of their values.
         calibration: the file of `edge-server calibrate`; without it lanes are in pixels alone.
+        model: empty for a camera without lanes, whose frames go to its networks alone.
         networks: other networks that look at the same frames, by name; see docs/networks.md.
     """
 
@@ -281,6 +282,19 @@ class CameraSection(Section, frozen=True):
                 "networks.lanes: `lanes` is the network of the camera's own model; give another "
                 "one another name"
             )
+        if self.model:
+            return
+        if not self.networks:
+            raise ValueError(
+                "model is empty, and there are no networks: nothing would look at the frames; name "
+                "a lane model, or add [cameras.NAME.networks.NETWORK]"
+            )
+        for name, network in self.networks.items():
+            if network.shadow_of is not None:
+                raise ValueError(
+                    f"networks.{name}.shadow_of: the camera has no lanes to compare with; name its "
+                    "lane model"
+                )
 
 
 class Vehicle(Section, frozen=True):

@@ -79,6 +79,24 @@ def test_json_is_one_message_a_frame_with_its_lanes(tmp_path: Path) -> None:
     assert max(len(m["lanes"]) for m in messages) >= 2
 
 
+def test_another_network_is_shown_beside_the_lanes(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--frames", "25", "--json", "--network", "vehicles")
+    assert done.returncode == 0, done.stderr
+    messages = [json.loads(line) for line in done.stdout.splitlines()]
+    found = [each for each in messages if "network" in each]
+    assert len(messages) - len(found) == 25
+    assert {each["network"] for each in found} == {"vehicles"}
+    assert {each["frame_id"] for each in found} <= {
+        each["frame_id"] for each in messages if "network" not in each
+    }
+    vehicles = [vehicle for each in found for vehicle in each["detections"]]
+    assert {vehicle["label"] for vehicle in vehicles} <= {"car", "lorry"}
+    assert any(10 < vehicle["ground"]["x_m"] < 100 for vehicle in vehicles if "ground" in vehicle)
+    lost = demo(tmp_path, "--network", "pedestrians")
+    assert lost.returncode == 69
+    assert "unknown model: 'pedestrians' is not found; put it into a repository" in lost.stderr
+
+
 def test_a_clip_in_lockstep_loses_no_frame_and_its_video_has_the_clips_pace(
     tmp_path: Path,
 ) -> None:

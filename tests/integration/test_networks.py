@@ -24,6 +24,7 @@ from support.verb import ANY_PORTS, run_verb
 from support.waiting import wait_until
 
 from edge_server.mqtt.payloads import Topics
+from edge_server.proto.edge.lanes.v1 import lane_service_pb2
 from edge_server.proto.edge.perception.v1 import perception_pb2 as pb
 from tests.integration.test_mqtt_publisher import listening
 
@@ -98,13 +99,19 @@ def write_network(repository: Path, name: str, outputs: dict[str, Any], labels: 
     )
 
 
-def write_example(repository: Path) -> None:
-    """Write the models of docs/networks.md, with a network that gives one car, whatever it sees."""
+def write_configs(repository: Path, *prefixes: str) -> None:
+    """Write the configurations of docs/networks.md of models with such names."""
     for name, config in re.findall(
         r"```protobuf\n# (\w+)/config.pbtxt(.*?)```", DOC.read_text(), re.DOTALL
     ):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(f"#{config}")
+        if name.startswith(prefixes):
+            (repository / name / "1").mkdir(parents=True)
+            (repository / name / "config.pbtxt").write_text(f"#{config}")
+
+
+def write_example(repository: Path) -> None:
+    """Write the models of docs/networks.md, with a network that gives one car, whatever it sees."""
+    write_configs(repository, "yolo", "objects")
     labels = ["person", "bicycle", "car", *(f"class {n}" for n in range(77))]
     (repository / "yolo_net" / "labels.txt").write_text("\n".join(labels))
     output = np.zeros((1, 84, 8400), np.float32)
@@ -172,6 +179,13 @@ def settings(folder: Path, repository: Path, broker: Mosquitto) -> Path:
         [cameras.road.networks.features]
         model = "features"
         max_hz = 2
+        deadline_ms = 5000
+        [cameras.rear]
+        uri = "synthetic://road?seed={SEED}&fps=2"
+        calibration = "{folder / "road.calibration.toml"}"
+        model = ""
+        [cameras.rear.networks.signs]
+        model = "signs"
         deadline_ms = 5000
         """
     )
@@ -321,6 +335,42 @@ def test_a_candidate_has_a_retained_verdict_and_publishes_nothing_else(
         with listening(broker, topics.network("road", "signs")) as others:
             assert others.wait_for(lambda each: each.payload)
         assert inbox.matching(lambda _: True) == []
+
+
+def test_a_camera_without_lanes_has_networks_alone(daemon: Process, broker: Mosquitto) -> None:
+    topics = Topics("truck-7")
+    with listening(broker, "edge/v1/truck-7/#") as inbox:
+        sign = json.loads(
+            inbox.wait_for(lambda each: each.topic == topics.network("rear", "signs")).payload
+        )
+        status = json.loads(
+            inbox.wait_for(lambda each: each.topic == topics.camera_status("rear")).payload
+        )
+        device = json.loads(inbox.wait_for(lambda each: each.topic == topics.status).payload)
+        inbox.wait_for(lambda each: each.topic == topics.lanes("road"))
+        assert inbox.matching(lambda each: each.topic == topics.lanes("rear")) == []
+    assert sign["detections"][0]["ground"]["x_m"] > 0
+    assert sign["calib_id"]
+    assert (status["state"], "lanes" in status) == ("ok", False)
+    assert status["networks"] == {"signs": {"state": "ok", "text": ""}}
+    assert device["no_lanes"] == []
+    with grpc.insecure_channel(f"127.0.0.1:{daemon.port}") as channel:
+        call = channel.stream_stream(
+            "/edge.lanes.v1.LaneService/StreamLanes",
+            lane_service_pb2.StreamLanesRequest.SerializeToString,
+            lane_service_pb2.StreamLanesResponse.FromString,
+        )
+        with pytest.raises(grpc.RpcError) as raised:
+            next(
+                call(iter([lane_service_pb2.StreamLanesRequest(cameras=["rear"])]), timeout=WAIT_S)
+            )
+    assert "no camera 'rear' with lanes is in the settings; there are: road" in str(raised.value)
+    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.metrics_port}/metrics") as answer:
+        metrics = answer.read().decode()
+    assert 'edge_camera_up{camera="rear"} 1' in metrics
+    assert 'edge_camera_lanes_ok{camera="road"} 1' in metrics
+    for name in ("edge_camera_lanes_ok", "edge_camera_last_lanes_age_seconds", "edge_lanes"):
+        assert f'{name}{{camera="rear"}}' not in metrics
 
 
 def test_numbers_of_each_network_are_metrics(daemon: Process) -> None:

@@ -461,6 +461,38 @@ def test_a_departure_that_an_earlier_run_left_open_warns_nobody(
         server.stop(1.0)
 
 
+def test_a_camera_without_lanes_shows_its_networks_alone(
+    tmp_path: Path, see: Callable[..., Seen]
+) -> None:
+    (tmp_path / "edge.toml").write_text(
+        f"""
+        [cameras.rear]
+        uri = "{FRONT}"
+        model = ""
+        [cameras.rear.networks.vehicles]
+        model = "vehicles"
+        """
+    )
+    examples = MODELS.parent / "examples" / "networks"
+    process = Process(
+        tmp_path, f"--config={tmp_path / 'edge.toml'}", f"--model-repository={examples}"
+    )
+    try:
+        process.wait_for("READY=1")
+        seen = see()
+        page = seen.open(process.http_port)
+        wait_for(page, LIVE)
+        wait_for(page, "document.querySelector('#figures').innerText.includes('vehicles')")
+        names = [each.inner_text() for each in page.query_selector_all("#figures dt")]
+        assert names == ["Age", "vehicles"]
+        assert page.inner_text("#summary").startswith("Pictures from 1 of 1 camera")
+        assert "lane" not in (page.get_attribute("#picture", "aria-label") or "")
+        assert page.inner_text("#stage-state") == "live"
+        assert not seen.errors
+    finally:
+        process.close()
+
+
 class FreshLanes(LaneLatency):
     """Lanes come all the time, however seldom the page gets a picture of them."""
 

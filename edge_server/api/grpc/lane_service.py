@@ -249,11 +249,14 @@ class LaneServicer:
             yield when_closed
 
     def _refuse_unknown(self, cameras: Sequence[str]) -> None:
-        known = [pipeline.camera.name for pipeline in tuple(self._sources.pipelines)]
+        pipelines = tuple(self._sources.pipelines)
+        known = [pipeline.camera.name for pipeline in pipelines if pipeline.model]
         for name in cameras:
             if name not in known:
                 there = ", ".join(known) or "none"
-                raise NotFound(f"no camera '{name}' is in the settings; there are: {there}")
+                raise NotFound(
+                    f"no camera '{name}' with lanes is in the settings; there are: {there}"
+                )
 
 
 def too_many_lane_streams(streams: int) -> LimitReached:

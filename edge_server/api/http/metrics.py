@@ -251,7 +251,7 @@ def _cameras(sources: Sources) -> Iterator[Metric]:
     latency, now = sources.latency, time.monotonic()
     for name, attribute in _OF_CAMERAS.items():
         yield from many(name, {k: attrgetter(attribute)(each) for k, each in cameras.items()})
-    answered = {name: not each.failure for name, each in pipelines.items()}
+    answered = {name: not each.failure for name, each in pipelines.items() if each.model}
     yield from many("edge_camera_lanes_ok", answered)
     calibrated = {name: each.calibration is not None for name, each in pipelines.items()}
     yield from many("edge_camera_calibrated", calibrated)

@@ -123,7 +123,9 @@ class FrameMessages:
 
         messages: list[RecordedMessage] = []
         made = LaneMessage(lane_frame, self._identity, count).sent_at(mono_ns)
-        message(RESULTS if network else LANES, made.SerializeToString(), made.DESCRIPTOR.full_name)
+        if network or lane_frame.model_name:  # a camera may have no lane model
+            name = RESULTS if network else LANES
+            message(name, made.SerializeToString(), made.DESCRIPTOR.full_name)
         stamp = Timestamp(seconds=captured_ns // _NS, nanos=captured_ns % _NS)
         if isinstance(lane_frame, NetworkFrame):
             if lane_frame.result is not None and camera in self._scales:
@@ -147,8 +149,9 @@ class FrameMessages:
             *self._calibration_of(camera, lane_frame.calibration_id),
         )
         scale = self._scales[camera] = size_of_jpeg(jpeg)[0] / width
-        drawn = _annotations(_lines_of(lane_frame), stamp, scale)
-        message(ANNOTATIONS, drawn.SerializeToString(), drawn.DESCRIPTOR.full_name)
+        if lane_frame.model_name:
+            drawn = _annotations(_lines_of(lane_frame), stamp, scale)
+            message(ANNOTATIONS, drawn.SerializeToString(), drawn.DESCRIPTOR.full_name)
         return messages
 
     def of_event(self, event: Event, epoch_ns: int) -> RecordedMessage:

@@ -250,19 +250,19 @@ def _draw_trees(image: NDArray[np.uint8], view: View, place: Roadside, distance_
             cv2.circle(image, (int(x), int(y)), radius, colour, -1, cv2.LINE_AA)
 
 
-def draw_vehicle(
-    image: NDArray[np.uint8], view: View, vehicle: DrawnVehicle, distance_m: float
-) -> None:
-    """Draw the rear of a box, its visible side, and the shadow under it."""
+def vehicle_outlines(
+    view: View, vehicle: DrawnVehicle, distance_m: float
+) -> list[NDArray[np.float64]]:
+    """Return what is drawn of a vehicle, each (4, 2) px, also where nearer ones hide it: its shadow
+    on the road, its visible side, and what its rear consists of. Empty where it is not in view."""
     rear_m = vehicle.ahead_m + vehicle.swing_m * np.sin(distance_m / 95.0 + vehicle.ahead_m)
     front_m = rear_m + 2.4 * vehicle.width_m
     if not view.z_m[0] < rear_m or front_m > view.z_m[-1]:
-        return
+        return []
     half_m = vehicle.width_m / 2
     left_m, right_m = vehicle.lane_m - half_m, vehicle.lane_m + half_m
-    body = np.array(vehicle.colour)
     ends = np.array((rear_m - 0.3, front_m))
-    fill_polygons(image, [view.strip(left_m - 0.25, right_m + 0.25, ends)], (28.0, 28.0, 30.0))
+    shadow = view.strip(left_m - 0.25, right_m + 0.25, ends)
     [[middle_px, _]] = view.project(vehicle.lane_m, np.array((rear_m,)))
     side_m = right_m if middle_px < view.width / 2 else left_m
     # Upright rectangles: from left to right, from and up to these parts of the vehicle's height.
@@ -281,11 +281,20 @@ def draw_vehicle(
     at_m = np.full((len(faces), 4), rear_m)
     at_m[-1] = front_m
     up_m = faces[:, (2, 2, 3, 3)] * vehicle.height_m
-    *front, near, far = view.project(faces[:, (0, 1, 1, 0)], at_m, up_m)
-    outlines = [np.stack((near[0], far[0], far[2], near[2])), *front]
-    lamp = np.array((40.0, 40.0, 190.0))
-    colours = [0.65 * body, np.full(3, 18.0), body, 0.92 * body, np.array((60.0, 52.0, 46.0))]
-    for outline, colour in zip(outlines, (*colours, lamp, lamp), strict=True):
+    *rear, near, far = view.project(faces[:, (0, 1, 1, 0)], at_m, up_m)
+    return [shadow, np.stack((near[0], far[0], far[2], near[2])), *rear]
+
+
+def draw_vehicle(
+    image: NDArray[np.uint8], view: View, vehicle: DrawnVehicle, distance_m: float
+) -> None:
+    """Draw the rear of a box, its visible side, and the shadow under it."""
+    body, lamp = np.array(vehicle.colour), (40.0, 40.0, 190.0)
+    # As `vehicle_outlines` has them: shadow, side; underside, boot, cabin, window and two lamps.
+    colours = [(28.0, 28.0, 30.0), 0.65 * body, np.full(3, 18.0), body, 0.92 * body]
+    colours += [(60.0, 52.0, 46.0), lamp, lamp]
+    outlines = vehicle_outlines(view, vehicle, distance_m)
+    for outline, colour in zip(outlines, colours, strict=False):
         fill_polygons(image, [outline], tuple(np.clip(colour, 0, 255)))
 
 

@@ -24,7 +24,7 @@ from edge_server.cli.demo import (
     free_name,
     no_lanes_text,
 )
-from edge_server.cli.tables import LaneTable
+from edge_server.cli.tables import LaneTable, result_text
 from edge_server.errors import SettingsError, SourceError
 from edge_server.tools.road.scene import RoadScene
 from edge_server.tools.road.variants import varied
@@ -174,3 +174,54 @@ def test_the_table_names_the_state_of_the_camera_and_each_change_of_its_reason(
     ]
     # Messages without a frame are not counted as frames.
     assert [line[1] for line in lines if line[1].isdecimal()][-1] == "3"
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ({"detections": []}, "nothing"),
+        (
+            {
+                "detections": [
+                    {
+                        "box": {"x_min": 1.4, "y_min": 2.0, "x_max": 30.0, "y_max": 40.0},
+                        "class_id": 0,
+                        "label": "car",
+                        "confidence": 0.912,
+                        "ground": {"x_m": 23.42, "y_m": 0.1},
+                    },
+                    {
+                        "box": {"x_min": 0, "y_min": 0, "x_max": 9, "y_max": 9},
+                        "class_id": 7,
+                        "label": "",
+                        "confidence": 0.5,
+                    },
+                ]
+            },
+            "car 0.91 at 1,2,30,40, 23.4 m ahead; class 7 0.50 at 0,0,9,9",
+        ),
+        (
+            {
+                "segmentation": {
+                    "columns": 4,
+                    "rows": 1,
+                    "run_classes": [0, 1],
+                    "run_lengths": [3, 1],
+                    "labels": ["background", "drivable"],
+                }
+            },
+            "background 75%; drivable 25%",
+        ),
+        ({"classes": [{"label": "rain", "confidence": 0.7}]}, "rain 0.70"),
+        ({"tensors": [{"name": "f", "shape": [8]}]}, "f [8]"),
+        (
+            {"status": "FRAME_STATUS_INVALID", "reasons": ["model_failed: class: 7"]},
+            "model_failed: class: 7",
+        ),
+    ],
+)
+def test_what_a_network_has_found_is_a_line(found: dict[str, Any], text: str) -> None:
+    message = {"camera": "road", "network": "n", "frame_id": 3, "status": "FRAME_STATUS_OK"}
+    line = result_text({"reasons": ["dark"], **message, **found})
+    assert line.split() == f"road 3 n: {text}".split()
+    assert len(line) >= 72

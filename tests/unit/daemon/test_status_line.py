@@ -29,10 +29,12 @@ STALLED = CameraStatus(CameraState.STALLED, "no_frames", "", 1_000_000_000)
 DARK = CameraStatus(CameraState.DEGRADED, "dark", "", 1_000_000_000)
 
 
-def loop(name: str, status: CameraStatus, failure: str = "", network: str = "") -> Any:
+def loop(
+    name: str, status: CameraStatus, failure: str = "", network: str = "", model: str = "lanes"
+) -> Any:
     camera = SimpleNamespace(name=name, status=status)
     networks = [SimpleNamespace(name="signs", failure=network)]
-    return SimpleNamespace(camera=camera, failure=failure, networks=networks)
+    return SimpleNamespace(camera=camera, failure=failure, networks=networks, model=model)
 
 
 def line(
@@ -98,6 +100,11 @@ def test_the_rate_is_measured_over_ten_seconds_and_stays_while_it_differs_little
     assert ten_seconds(1, 140.0).endswith(", 0.1 lanes/s")
     counted.clear()  # the camera was removed
     assert ten_seconds(0, 150.0).endswith(", 0.0 lanes/s")
+
+
+def test_there_is_no_rate_of_lanes_where_no_camera_has_a_lane_model() -> None:
+    text = line(loop("a", LIVE, model=""), rate=LaneRate(lambda: 0))
+    assert [text(at) for at in (0.0, 20.0)] == ["serving 2 models, 1 camera, broker off"] * 2
 
 
 def test_only_frames_with_lanes_are_counted() -> None:

@@ -20,11 +20,13 @@ class Calls:
 
     def __init__(self) -> None:
         self.made: list[str] = []
+        self.arguments: dict[str, tuple[tuple[object, ...], dict[str, object]]] = {}
         self.fails = ""
 
     def __getattr__(self, name: str) -> Any:
-        def call(*_: object, **__: object) -> None:
+        def call(*given: object, **named: object) -> None:
             self.made.append(name)
+            self.arguments[name] = given, named
             if name == self.fails:
                 raise ValueError(name)
 
@@ -43,7 +45,12 @@ class Daemon:
         )
         self.pipelines: list[Any] = [
             SimpleNamespace(
-                camera=self.camera, failure="", fault=("", ""), calibration=None, networks=()
+                camera=self.camera,
+                model="lanes",
+                failure="",
+                fault=("", ""),
+                calibration=None,
+                networks=(),
             )
         ]
         data_plane: Any = SimpleNamespace(index=lambda *, only_ready: list(self.entries))
@@ -150,3 +157,15 @@ def test_a_verdict_is_a_state_an_event_and_known_to_the_store() -> None:
     ]
     daemon.pipelines[0].networks = ()
     assert "publish_verdict" in daemon.look()
+
+
+def test_a_camera_without_lanes_is_none_that_lacks_them() -> None:
+    daemon = Daemon()
+    (pipeline,) = daemon.pipelines
+    pipeline.model = ""
+    daemon.camera.status = CameraStatus(CameraState.LOST, "lost", "unplugged")
+    daemon.look()
+    sent = daemon.publisher.arguments
+    assert sent["publish_online"][0] == ((),)
+    assert sent["publish_calibration"][0] == ("front", None, False)
+    assert sent["publish_camera_status"][1]["lanes_fail"] is None

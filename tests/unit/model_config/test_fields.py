@@ -102,6 +102,7 @@ def test_what_cannot_be_done_is_refused_with_its_place_and_the_reason(
         ('backend: "identity" parameters { key: "a" value { string_value: "b" } }', []),
         ('platform: "ensemble" parameters { key: "a" }', ["parameters"]),
         ('platform: "ensemble" parameters { key: "allow_interface_change" }', []),
+        ('platform: "ensemble" parameters { key: "score_threshold" }', []),
         ('platform: "ensemble" input { reshape { shape: 1 } }', ["input.reshape"]),
         (
             'backend: "identity" dynamic_batching { default_priority_level: 1 }',

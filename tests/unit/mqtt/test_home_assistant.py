@@ -52,6 +52,15 @@ def test_the_payload_is_that_of_device_discovery() -> None:
     assert payload["availability_topic"] == TOPICS.status
 
 
+def test_a_camera_without_lanes_has_no_entities_of_lanes() -> None:
+    publisher = Publisher(Mqtt("127.0.0.1", home_assistant="homeassistant"), IDENTITY)
+    publisher.publish_calibration("rear", None, lanes=False)
+    assert list(json.loads(states(publisher)[TOPIC])["cmps"]) == ["rear_state"]
+    publisher.publish_calibration("rear", None)
+    assert len(json.loads(states(publisher)[TOPIC])["cmps"]) == 3
+    publisher.stop()
+
+
 def test_a_camera_that_is_removed_is_taken_out_and_another_prefix_replaces_the_first() -> None:
     mqtt = Mqtt("127.0.0.1", home_assistant="homeassistant")
     publisher = Publisher(mqtt, IDENTITY)

@@ -306,6 +306,7 @@ def test_state_payloads() -> None:
         "text": "out of memory",
         "since": "1970-01-01T00:00:00.000000Z",
     }
+    assert "lanes" not in json.loads(payloads.camera_status("ok", 33, lanes_fail=None))
     assert json.loads(payloads.model_state("m", "UNAVAILABLE", "no file")) == {
         "model": "m",
         "state": "UNAVAILABLE",

@@ -61,6 +61,7 @@ def config(outputs: str, labels: str = "", **parameters: str) -> ModelConfig:
         ("boxes:FP32:-1,4 scores:FP32:-1,3", "", "detection"),
         ("mask:INT64:36,64", "", "segmentation"),
         ("scores:FP32:3,36,64", "background road car", "segmentation"),
+        ("text:FP32:1,36,64", "background text", "segmentation"),
         ("probabilities:FP32:3", "sun rain snow", "classification"),
         ("features:FP32:512", "", "tensors"),
     ],
@@ -175,6 +176,7 @@ ANY_NUMBER = st.floats(width=32) | st.sampled_from([0.0, 0.5, 1.0, 30.0, math.na
         ("boxes:FP32:-1,4 logits:FP32:-1,-1", "a b"),
         (LANES, ""),
         ("scores:FP32:3,-1,-1", "background road car"),
+        ("scores:FP32:-1,-1,-1", "background text"),
         ("p:FP32:-1", "sun rain"),
     ],
 )
@@ -256,6 +258,72 @@ def test_a_mask_of_other_classes_or_of_another_size_is_none(
     with pytest.raises(BadOutput) as raised:
         contract.result({"mask": cells.astype(np.int64)}, VIEW)
     assert raised.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "array", "code"),
+    [
+        ("scores:FP32:3,36,64", "background road car", np.full((3, 36, 64), np.nan), "not_finite"),
+        ("scores:FP32:3,36,64", "background road car", np.zeros((3, 18, 64)), "shape"),
+        ("p:FP32:3", "sun rain snow", np.array((0.2, np.inf, 0.1)), "not_finite"),
+        ("p:FP32:-1", "sun rain snow", np.zeros(4), "class"),
+        (YOLO, "car person", np.ones((6, 10**6)), "too_many"),
+        (YOLO, "car person", np.full((6, 3), np.nan), "not_finite"),
+        (YOLO, "car person", np.zeros((7, 3)), "shape"),
+        ("o:FP32:-1,7", "car person", np.ones((10**6, 7)), "too_many"),
+        ("dets:FP32:-1,6", "", np.ones((10**6, 6)), "too_many"),
+        ("dets:FP32:-1,6", "", np.array([[16, 9, 32, 18, 0.9, -1]]), "class"),
+        ("dets:FP32:-1,6", "", np.array([[70, 9, 80, 18, 0.9, 1]]), "outside"),
+    ],
+)
+def test_each_contract_names_what_breaks_it(
+    outputs: str, labels: str, array: np.ndarray[tuple[int, ...], np.dtype[np.float64]], code: str
+) -> None:
+    contract = Contract.of(config(outputs, labels))
+    with pytest.raises(BadOutput) as raised:
+        contract.result({outputs.partition(":")[0]: array.astype(np.float32)}, VIEW)
+    assert raised.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("points", "scores", "code"),
+    [
+        (np.full((2, 72, 2), np.nan), np.ones(2), "not_finite"),
+        (np.ones((2, 72, 2)), np.array((0.9, np.inf)), "not_finite"),
+        (np.ones((2, 72, 2)), np.ones(3), "shape"),
+        (np.ones((2, 71, 2)), np.ones(2), "shape"),
+    ],
+)
+def test_lanes_of_another_shape_or_without_numbers_are_none(
+    points: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    scores: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    code: str,
+) -> None:
+    tensors = {"lane_points": points.astype(np.float32), "lane_scores": scores.astype(np.float32)}
+    with pytest.raises(BadOutput) as raised:
+        Contract.of(config(LANES)).result(tensors, VIEW)
+    assert raised.value.code == code
+
+
+def test_a_mask_of_too_many_runs_is_none() -> None:
+    view = VIEW._replace(network=(1280, 720))
+    cells = np.arange(720 * 1280).reshape(720, 1280) % 2
+    with pytest.raises(BadOutput, match="too_many: the mask has 921600 runs, and 200000 can be"):
+        Contract.of(config("mask:INT64:-1,-1")).result({"mask": cells}, view)
+
+
+def test_a_map_of_probabilities_has_two_classes() -> None:
+    contract = Contract.of(config("text:FP32:1,36,64", "background text", score_threshold="0.3"))
+    scores = np.zeros((1, 36, 64), np.float32)
+    scores[0, 3:6, 10:20] = 0.3
+    found = contract.result({"text": scores}, VIEW)
+    assert isinstance(found, Segmentation)
+    assert found.run_lengths[found.run_classes == 1].tolist() == [10, 10, 10]
+    scores[0, 0, 0] = 7.0
+    with pytest.raises(BadOutput, match="score: probabilities are 0 to 7, and can be 0 to 1"):
+        contract.result({"text": scores}, VIEW)
+    with pytest.raises(ModelConfigError, match="no outputs of the contract segmentation"):
+        Contract.of(config("text:FP32:1,36,64", "text", task="segmentation"))
 
 
 def test_classes_come_with_the_best_first() -> None:

@@ -64,7 +64,12 @@ class GivenBoxes:
 class Given:
     """A lane pipeline with so many networks, whose loops the test runs itself."""
 
-    def __init__(self, *sections: NetworkSection, dims: str = "[-1, -1, 3]") -> None:
+    def __init__(
+        self,
+        *sections: NetworkSection,
+        dims: str = "[-1, -1, 3]",
+        lane_model: str = "lane_detection",
+    ) -> None:
         self.models = {f"net{n}": GivenBoxes() for n in range(len(sections))}
         networks = {name: (SSD, each.run) for name, each in self.models.items()}
         plane = data_plane(GivenLanes(), dims=dims, networks=networks)
@@ -79,7 +84,7 @@ class Given:
         self.pipeline = LanePipeline(
             self.camera,  # type: ignore[arg-type]
             plane,
-            "lane_detection",
+            lane_model,
             [lambda lane_frame, _: self.lanes.append(lane_frame)],
             networks=self.networks,
         )
@@ -111,6 +116,25 @@ def test_results_of_a_frame_can_be_joined_with_its_lanes() -> None:
         assert (found.model_name, found.task) == (f"net{found.network[1:]}", "detection")
         assert isinstance(found.result, Detections)
         np.testing.assert_allclose(found.result.boxes, [[320, 180, 640, 360]])
+
+
+def test_a_camera_without_a_lane_model_gives_its_frames_to_its_networks() -> None:
+    given = Given(of(0), lane_model="")
+    given.pipeline.validate()
+    given.camera.become(CameraState.DEGRADED, "dark", "it is dark")
+    old = nv12(41)
+    old = Frame(41, old.image, old.capture_mono_ns - 400_000_000, 0)  # older than lanes may be
+    given.give(old)
+    given.networks[0].tick(0.0)
+    (found,) = given.found
+    assert (found.frame_id, found.failure, found.degraded[0].code) == (41, "", "dark")
+    (seen,) = given.lanes
+    assert (seen.frame_id, seen.model_name, seen.lanes, seen.failure) == (41, "", (), "")
+    assert given.pipeline.fault == ("dark", "it is dark")
+    given.camera.become(CameraState.LOST, "lost", "unplugged")
+    given.pipeline.tick(10.0)
+    given.networks[0].tick(0.0)
+    assert given.found[-1].failure_reason == "lost"
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

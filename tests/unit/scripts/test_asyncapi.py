@@ -102,6 +102,7 @@ EVENT = Event("model", "instant", "ready", "", 1, 2, id=3, model="lanes")
         ("Acknowledged", payloads.acknowledged("0123456789abcdef", 7)),
         ("ModelState", payloads.model_state("lanes", "READY", "")),
         ("CameraStatus", payloads.camera_status("ok", None)),
+        ("CameraStatus", payloads.camera_status("ok", None, lanes_fail=None)),
         ("CameraStatus", payloads.camera_status("ok", None, networks={"signs": "late: 1 s"})),
         ("Verdict", payloads.verdict("new", "candidate", "lanes", LaneAgreement().verdict())),
         ("Channel", msgspec.json.encode(ChannelReport("lanes"))),

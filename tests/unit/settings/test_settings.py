@@ -124,6 +124,15 @@ def test_the_command_line_wins_key_by_key(path: Path) -> None:
             'cameras.a.networks.s.region: expected "road", or x,y,width,height',
         ),
         (
+            "[cameras.a]\nuri = 'x'\nmodel = ''",
+            "cameras.a: model is empty, and there are no networks: nothing would look at the",
+        ),
+        (
+            "[cameras.a]\nuri = 'x'\nmodel = ''\n[cameras.a.networks.s]\nmodel = 'm'\n"
+            "shadow_of = 'lanes'",
+            "cameras.a: networks.s.shadow_of: the camera has no lanes to compare with",
+        ),
+        (
             "[cameras.a]\nuri = 'x'\n[cameras.a.networks.lanes]\nmodel = 'm'",
             "`lanes` is the network of the camera's own model; give another one another name",
         ),

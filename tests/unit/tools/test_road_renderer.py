@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from edge_server.tools.road.renderer import render
-from edge_server.tools.road.scene import RoadScene
+from edge_server.tools.road.renderer import render, vehicle_outlines
+from edge_server.tools.road.scene import RoadScene, look
 
 SEEDS = range(6)
 
@@ -92,3 +93,23 @@ def test_a_drive_is_smooth() -> None:
         assert len(before) == len(after)
         for lane, moved in zip(before, after, strict=True):
             assert abs(lane[0, 0] - moved[0, 0]) < 6
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_vehicle_is_drawn_within_its_outlines_and_reaches_their_edges(seed: int) -> None:
+    scene = RoadScene.for_camera(seed)
+    for vehicle in scene.vehicles:
+        alone = replace(scene, vehicles=(vehicle,))
+        with_it, without = (
+            render(each, 40.0)[0].astype(int) for each in (alone, replace(alone, vehicles=()))
+        )
+        view = look(scene.camera, scene.course, 40.0, 1280, 720)
+        shadow, *body = vehicle_outlines(view, vehicle, 40.0)
+        rows, columns = np.nonzero(np.abs(with_it - without).max(axis=2) > 12)
+        drawn = np.array((columns.min(), rows.min(), columns.max(), rows.max()))
+        points = np.concatenate((shadow, *body))
+        low, high = points.min(axis=0), points.max(axis=0)
+        assert (drawn[:2] >= low - 2).all()
+        assert (drawn[2:] <= high + 2).all()
+        # Its shadow is darker than any road; what it is made of may be as grey as what is behind.
+        np.testing.assert_allclose(drawn[3], high[1], atol=3)

@@ -105,7 +105,7 @@ def test_a_parameter_of_others_is_logged_and_does_no_harm(
     ).close()
 
 
-@pytest.mark.parametrize("name", ["golden_max_latency_ms", "allow_interface_change"])
+@pytest.mark.parametrize("name", ["golden_max_latency_ms", "allow_interface_change", "task"])
 def test_a_parameter_of_every_model_is_not_called_without_effect(
     files: ModelFiles,
     write_onnx: Callable[..., None],

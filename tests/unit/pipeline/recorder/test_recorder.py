@@ -13,12 +13,15 @@ from foxglove_schemas_protobuf.ImageAnnotations_pb2 import ImageAnnotations
 from mcap.reader import make_reader
 from support.mcap_drive import EPOCH_NS, PERIOD_NS, Drive, camera_jpeg, content, is_whole
 
+from edge_server.cameras.frame import Frame
 from edge_server.cameras.mcap_file import cameras_in
 from edge_server.errors import Unavailable
+from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.perception import Detections, NetworkFrame, TensorList
 from edge_server.pipeline.recorder import mcap_writer
 from edge_server.pipeline.recorder.mcap_writer import RECORDING, Ring
 from edge_server.pipeline.recorder.recording_writer import RecordingFiles
+from edge_server.pixels import Image
 from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
@@ -492,6 +495,18 @@ def test_what_networks_find_is_recorded_and_drawn_in_the_picture_of_its_frame(
         (50, 10), (70, 10), (70, 30), (50, 30), (50, 10)
     ]  # fmt: skip
     assert (text.text, text.position.x) == ("yield 0.90", 50)
+
+
+def test_a_camera_without_lanes_has_pictures_alone(tmp_path: Path) -> None:
+    drive = Drive(tmp_path)
+    pixels = np.zeros((192, 320, 3), np.uint8)
+    frame = Frame(0, Image.of_bgr(pixels), drive.now_ns, EPOCH_NS)
+    drive.recorder(LaneFrame("rear", 0, 0, drive.now_ns, EPOCH_NS, 320, 192, ""), frame)
+    drive.recorder.encode(0.0)
+    drive.stop()
+    (path,) = drive.files()
+    assert content(path).topics == ["/rear/image"]
+    assert list(cameras_in(path)) == ["rear"]
 
 
 def test_results_of_networks_take_no_place_of_frames(tmp_path: Path) -> None:

@@ -579,9 +579,10 @@ function showEvents() {
     const time = element("time", "", at.toLocaleTimeString([], { hour12: false }));
     time.dateTime = at.toISOString();
     const text = element("div");
-    const side = ["lane_departure", "lane_change"].includes(each.kind);
+    const side = ["left", "right"].includes(each.cause);
     const what = `${KINDS[each.kind] ?? each.kind}${side ? ` to the ${each.cause}` : ""}`;
-    const of = [each.model && `model ${each.model}`, each.camera && `camera ${each.camera}`];
+    const of = [each.camera && `camera ${each.camera}`];
+    if (each.kind === "model" || !each.camera) of.unshift(each.model && `model ${each.model}`);
     if (each.phase === "end") of.push("over");
     const title = element("b", "", [what, ...of].filter(Boolean).join(" · "));
     tone(title, each.phase === "end" || each.phase === "instant" ? "good" : each.kind === "lane_change" ? "wait" : "bad");
