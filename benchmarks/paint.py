@@ -16,8 +16,9 @@ rows whose published deviation contains the distance, once (67 %) and twice (95 
 --last part is measured; --data the folder that training takes, of which frames are measured that
 training never sees; --drives rendered roads, whose truth is known: there errors on the road are
 measured, too, of lines by their distance and of the vehicle in its lane, each with the share that
-its published deviation contains, with a calibration that errs as much as it says. --check measures
-the measure: the paint against the truth of the drives.
+its published deviation contains, with a calibration that errs as much as it says; --mounting takes
+a minute of each and measures what `calibrate estimate` and the drift of a calibration say of it.
+--check measures the measure: the paint against the truth of the drives.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from edge_server.gpu.device import Devices
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.departure import DepartureRule
 from edge_server.lanes.paint import on_paint
+from edge_server.lanes.road_geometry import PitchDrift, PitchFilter, road_of
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
@@ -73,6 +75,7 @@ DISTANCES_M = ((3.0, 15.0), (15.0, 30.0), (30.0, 60.0))
 CALIBRATIONS = 6
 OTHER_LINE_M, FITTED_TO_M = 1.0, 45.0
 WITHIN = {1.0: 67, 2.0: 95}
+DRIFTED_RAD = math.radians(0.8)
 
 
 class Picture(NamedTuple):
@@ -135,6 +138,7 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=60, help="of each drive, 10 a second")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--road", action="store_true", help="of drives, the road alone")
+    parser.add_argument("--mounting", action="store_true", help="of drives, the mounting alone")
     parser.add_argument("--exact", action="store_true", help="of drives, an exact calibration")
     parser.add_argument("--pictures", type=Path, help="draw paint, network and published lines")
     arguments = parser.parse_args()
@@ -154,29 +158,35 @@ def main() -> int:
         if arguments.data:
             for source, stills in held_out(arguments.data, detect).items():
                 report(source, measure_stills(stills, arguments.fov, arguments.pictures, source))
-        conditions = tuple(filter(None, arguments.conditions.split(",")))
-        total = Found()
-        for seed in numbers(arguments.drives):
-            scene = varied(RoadScene.for_camera(seed), conditions, seed)
-            drawn = drive_pictures(scene, arguments.frames, detect)
-            if arguments.check:
-                check(drawn, total)
-            else:
-                camera = camera_of(scene, scene.camera.horizon * 720)
-                if arguments.road:
-                    pictures = list(drawn)
-                    for number in range(1 if arguments.exact else CALIBRATIONS):
-                        read = camera if arguments.exact else misread(camera, seed, number)
-                        follow_road(pictures, read, total)
-                else:
-                    camera = camera if arguments.exact else misread(camera, seed)
-                    measure(drawn, camera, arguments.pictures, f"drive{seed}", total)
         if arguments.drives:
-            name = f"rendered drives {arguments.drives} {arguments.conditions}".strip()
-            report(f"check of the measure: {name}" if arguments.check else name, total)
+            measure_drives(arguments, detect)
     finally:
         devices.close()
     return 0
+
+
+def measure_drives(arguments: argparse.Namespace, detect: Detect) -> None:
+    conditions = tuple(filter(None, arguments.conditions.split(",")))
+    total = Found()
+    for seed in numbers(arguments.drives):
+        scene = varied(RoadScene.for_camera(seed), conditions, seed)
+        camera = camera_of(scene, scene.camera.horizon * 720)
+        if arguments.mounting:
+            compare_mounting(scene, camera, detect, total)
+            continue
+        drawn = drive_pictures(scene, arguments.frames, detect)
+        if arguments.check:
+            check(drawn, total)
+        elif arguments.road:
+            pictures = list(drawn)
+            for number in range(1 if arguments.exact else CALIBRATIONS):
+                read = camera if arguments.exact else misread(camera, seed, number)
+                follow_road(pictures, read, total)
+        else:
+            read = camera if arguments.exact else misread(camera, seed)
+            measure(drawn, read, arguments.pictures, f"drive{seed}", total)
+    name = f"rendered drives {arguments.drives} {arguments.conditions}".strip()
+    report(f"check of the measure: {name}" if arguments.check else name, total)
 
 
 def numbers(text: str) -> list[int]:
@@ -229,9 +239,13 @@ def camera_of(scene: RoadScene, horizon_px: float) -> CameraModel:
 
 def drive_pictures(scene: RoadScene, frames: int, detect: Detect) -> Iterator[Picture]:
     """Yield frames of a drive with manoeuvres, one second of ten frames in every six."""
+    times_s = (number // 10 * 6.0 + number % 10 * 0.1 for number in range(frames))
+    return pictures_at(times_s, scene, detect)
+
+
+def pictures_at(times_s: Iterable[float], scene: RoadScene, detect: Detect) -> Iterator[Picture]:
     course = Drive(scene, manoeuvres=True)
-    for number in range(frames):
-        time_s = number // 10 * 6.0 + number % 10 * 0.1
+    for time_s in times_s:
         at = scene.camera, scene.course, course.distance_m(time_s), 1280, 720
         pose = course.pose(time_s)
         bgr, lines = render(scene, at[2], 1280, 720, pose)
@@ -265,6 +279,30 @@ def estimated(pictures: Sequence[Picture], lens: Lens) -> tuple[CameraModel, Mou
         found, found.height_m(LANE_M), Mounting(1.0), least_std_rad=math.radians(0.1)
     )
     return CameraModel(lens, said), said
+
+
+def compare_mounting(scene: RoadScene, camera: CameraModel, detect: Detect, found: Found) -> None:
+    """Note the errors of the pitch by `calibrate estimate`, and by the drift of a calibration that
+    is off by `DRIFTED_RAD`, over a minute of the drive."""
+    drifted = camera.pitched(-DRIFTED_RAD)
+    estimator = MountingEstimator(camera.lens)
+    pitch, drift = PitchFilter(drifted.mounting.pitch_std_rad), PitchDrift()
+    for picture in pictures_at((0.5 * number for number in range(130)), scene, detect):
+        found.frames += 1
+        image, at_ns = Image.of_bgr(picture.bgr), round(picture.time_s * 1e9)
+        estimator.add(picture.lanes, image)
+        pitch.predict(at_ns)
+        before_rad, pitched = pitch.rad, drifted.pitched(pitch.rad)
+        lines, lanes = on_paint(picture.lanes, image, pitched)
+        road = road_of(lanes, pitched, lines=lines, pitch=pitch)
+        if road.pitch is not None:
+            drift.add(before_rad + road.pitch.rad, road.ego.curvature_1pm, at_ns)
+    estimate = estimator.estimate()
+    if estimate is not None:
+        said = estimate.pitch_rad
+        found.errors["estimate rad"].append((said.median, said.std))
+    if drift.pitch is not None:
+        found.errors["drift rad"].append((drift.pitch.median - DRIFTED_RAD, drift.pitch.std))
 
 
 class Follower:

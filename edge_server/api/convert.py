@@ -51,7 +51,7 @@ _MOST_CLASSES = 65536
 
 
 @dataclass(frozen=True)
-class Classification:
+class TopClasses:
     """The requested classification of one output: at most `count` classes, `batched` where its
     first dimension counts batch elements; a class without a label is returned without one.
     """
@@ -97,7 +97,7 @@ def _best_first(row: NDArray[Any]) -> NDArray[np.intp]:
 
 
 # The form of an output that a request wants classified or in shared memory.
-OutputForm = Classification | RegionSlice
+OutputForm = TopClasses | RegionSlice
 AS_IT_IS: Mapping[str, OutputForm] = MappingProxyType({})
 
 
@@ -214,7 +214,7 @@ def output_forms(
         elif count is not None:
             batched = config is not None and config.max_batch_size > 0
             labels = config.labels.get(name, ()) if config is not None else ()
-            forms[name] = Classification(count, batched, labels)
+            forms[name] = TopClasses(count, batched, labels)
     return forms or AS_IT_IS
 
 
@@ -236,7 +236,7 @@ def to_response_message(
     outputs = message.outputs
     for name, tensor in response.outputs.items():
         form = forms.get(name)
-        value = form.of(tensor) if isinstance(form, Classification) else tensor
+        value = form.of(tensor) if isinstance(form, TopClasses) else tensor
         array = value.array
         datatype = DATATYPE_NAMES.get(array.dtype) or value.datatype.value
         output = outputs.add()

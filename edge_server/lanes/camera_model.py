@@ -263,7 +263,9 @@ def _undistort_pinhole(
     Newton's method. Beyond the radius at which the polynomial turns back there is no solution.
     """
     if not any(distortion):
-        return distorted.copy(), np.broadcast_to(np.eye(2), (len(distorted), 2, 2))
+        jacobian = np.zeros((len(distorted), 2, 2))
+        jacobian[:, 0, 0] = jacobian[:, 1, 1] = 1.0
+        return distorted.copy(), jacobian
     k1, k2, p1, p2, k3 = distortion
     goal = np.ascontiguousarray(distorted.T)
     # Rows are x and y, as of all that follows. p2 bends along x, p1 along y.

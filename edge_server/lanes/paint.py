@@ -9,6 +9,7 @@ certain, and by nothing where there is none.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,27 +35,30 @@ _INVERSE = -1.0 / DISTANCES_M
 _LENGTH_M = np.gradient(DISTANCES_M)
 # The correction is linear in the logarithm of the distance between so many of these.
 _KNOTS = np.linspace(np.log(DISTANCES_M[0]), np.log(DISTANCES_M[-1]), 9)
+_PER_KNOT = 1.0 / float(_KNOTS[1] - _KNOTS[0])
 
 
 def _between_knots(x_m: Floats) -> Floats:
-    """Return (..., 9) the shares of the knots at distances (...)."""
-    place = np.clip(np.log(np.maximum(x_m, 1e-3)), _KNOTS[0], _KNOTS[-1])
-    shares: Floats = np.maximum(
-        0.0, 1.0 - np.abs(place[..., None] - _KNOTS) / (_KNOTS[1] - _KNOTS[0])
-    )
+    """Return (..., 9) the shares of the knots at distances (...); NaN is the farthest."""
+    place = np.log(np.fmax(np.fmin(x_m, DISTANCES_M[-1]), DISTANCES_M[0]))
+    apart = place[..., None] * _PER_KNOT - _KNOTS * _PER_KNOT
+    shares: Floats = np.maximum(0.0, 1.0 - np.abs(apart))
     return shares
 
 
 _BASIS = _between_knots(DISTANCES_M)
 _PRODUCTS = (_BASIS[:, :, None] * _BASIS[:, None, :]).reshape(len(DISTANCES_M), -1)
 
-# What a network errs across an upright line in a picture 1280 px wide: standard deviations at the
-# knots, and how alike errors at other distances are (Matern's function of order 3/2).
-_ERROR_PX = np.linspace(1.6, 9.0, len(_KNOTS))
+# What a network errs across an upright line in a picture 1280 px wide, standard deviations at the
+# knots: where it sees no paint, as with paint the prior counts for nothing. The nearer dashes of a
+# line are out of the picture at times: then it errs 4 to 7, and 1 to 2 from 10 m on. And how alike
+# errors at other distances are (Matern's function of order 3/2).
+_ERROR_PX = np.array([8.0, 8.0, 6.0, 4.0, 3.0, 3.0, 4.0, 5.0, 6.0])
 _ALIKE = 1.0
 _FLATTEST = 8.0
 _APART = np.sqrt(3.0) * np.abs(_KNOTS[:, None] - _KNOTS) / _ALIKE
 _ERROR = _ERROR_PX[:, None] * _ERROR_PX * (1.0 + _APART) * np.exp(-_APART)
+_ERROR_AT_PX = _BASIS @ _ERROR_PX
 _ERROR_INVERSE = np.linalg.inv(_ERROR)
 _ERROR_FACTOR = np.linalg.cholesky(_ERROR)
 
@@ -66,6 +70,7 @@ _SAMPLES = np.arange(-_ASIDE, _ASIDE + 1) + (
 )
 _SIDE = 4
 _PLACES = slice(_SIDE + 1, -_SIDE - 1)
+_BOTH_SIDES = np.array([[0], [2 * _SIDE]])
 _SAMPLE_M, _SAMPLE_WIDTHS = 0.045, 1.1e-3
 # Paint is looked for as far aside as this, or as that part of the picture's width, but never as
 # far as the next lane's middle.
@@ -77,9 +82,11 @@ _STROKE_PLACES = _STROKE.astype(np.float32)
 _MISS_COST = 2.0
 _CLEAR_LEVELS, _LEAST_LEVELS = 40.0, 7.0
 # The middle of the paint in one row; so many neighbouring rows err alike.
-_PAINT_STD_PX, _PAINT_STD_M = 0.7, 0.012
+_PAINT_STD_PX, _PAINT_STD_M = 0.7, 0.006
 _ROWS_ALIKE = 3.0
-_FEWEST_ROWS = 4.0
+_FEWEST_ROWS = 4
+# More than rows, and inverse distances, of one line differ.
+_LINES_APART = 1e5
 
 # Paint is brighter than the road by this many levels, this part of its brightness, and this many
 # times the road's own unevenness.
@@ -176,17 +183,18 @@ def image_lines(lanes: Sequence[Lane], camera: CameraModel) -> ImageLines:
         lanes: with image points, px of frames of the camera model's size.
     """
     lines, _, shares = _network_lines(lanes, camera)
-    return lines._replace(error_px=shares @ _ERROR_FACTOR * _units(lanes, camera)[:, None, None])
+    return lines._replace(error_px=shares @ _ERROR_FACTOR * _units(lines, camera)[:, None, None])
 
 
-def _units(lanes: Sequence[Lane], camera: CameraModel) -> Floats:
+def _units(lines: ImageLines, camera: CameraModel) -> Floats:
     """Return the unit of each line's errors along a row, px, (K,): flat lines err more there."""
-    ends = np.array([lane.points[[0, -1]] for lane in lanes], np.float64).reshape(-1, 2, 2)
+    count = lines.present.sum(axis=1)
+    last = count.cumsum() - 1
     with np.errstate(invalid="ignore"):
-        across, down = np.abs(ends[:, 0] - ends[:, 1]).T
+        across, down = np.abs(lines.points[last] - lines.points[last + 1 - count]).T
         slant = np.hypot(1.0, across / np.maximum(down, 1.0))
     # A coordinate that is no number is reported with the lane.
-    slant = np.where(slant < _FLATTEST, slant, _FLATTEST)
+    slant[~(slant < _FLATTEST)] = _FLATTEST
     units: Floats = slant * (camera.lens.width / 1280)
     return units
 
@@ -201,7 +209,7 @@ def _network_lines(lanes: Sequence[Lane], camera: CameraModel) -> tuple[ImageLin
     rays = camera.lens.rays_of(points)
     x_m = camera.distances_of_rays(rays, _FARTHEST_M)
     shares = np.zeros((*present.shape, len(_KNOTS)))
-    shares[present] = _between_knots(np.nan_to_num(x_m, nan=_FARTHEST_M))
+    shares[present] = _between_knots(x_m)
     bare = np.zeros((len(present), len(DISTANCES_M)), bool)
     return ImageLines(points, rays, present, shares, bare), x_m, shares
 
@@ -225,7 +233,7 @@ def on_paint(
         return lines, ()
     places = _places(lines, x_m, image, camera)
     profile = _profile(image, places)
-    found = _follow(profile, places, _units(lanes, camera), camera.lens.width / 1280)
+    found = _follow(profile, places, _units(lines, camera))
     painted = _painted(found, profile, places, _black(image))
     solid = _solid_odds(painted, places.seen).tolist()
     yellow = _yellow_odds(image, places, found, painted)
@@ -248,80 +256,127 @@ def on_paint(
 
 
 class _Places(NamedTuple):
-    """Where K lines are sampled: N distances, S places across each.
+    """Where K lines are sampled: S places across each, in the M rows that show one of them.
 
     Attributes:
-        row: (K, N) of the picture.
-        column: (K, N, S) of the picture.
-        aside: (K, N, C) float32, px of the camera model, from the line to each place of paint.
-        metre: (N,) px of the camera model.
-        seen: (K, N) bool, whether the line is there, and the picture.
+        seen: (K, N) bool, at which of `DISTANCES_M` the line is there, and the picture. The rows
+            are these, one line after another.
+        lane: (M,) number of the line.
+        step: (M,) number of the distance.
+        row: (M,) of the picture.
+        column: (M, S) of the picture.
+        aside: (M, C) float32, px of the camera model, from the line to each place of paint.
+        across: at each distance.
     """
 
+    seen: NDArray[np.bool_]
+    lane: NDArray[np.intp]
+    step: NDArray[np.intp]
     row: NDArray[np.intp]
     column: NDArray[np.intp]
     aside: NDArray[np.float32]
+    across: _Across
+
+
+class _Across(NamedTuple):
+    """How a line is sampled across at each of `DISTANCES_M`, which no frame changes.
+
+    Attributes:
+        metre: (N,) px of the camera model.
+        offsets: (N, S) columns of the picture.
+        aside: (N, C) float32, those of places of paint, px of the camera model.
+        too_far: (N, C) bool, where paint is not looked for.
+        noise_px: (N,) standard deviation of the middle of the paint.
+    """
+
     metre: Floats
-    seen: NDArray[np.bool_]
+    offsets: NDArray[np.intp]
+    aside: NDArray[np.float32]
+    too_far: NDArray[np.bool_]
+    noise_px: Floats
+
+
+@lru_cache(16)
+def _across(fx: float, camera_width: int, camera_x_m: float, width: int) -> _Across:
+    """Return it for a camera model of that width, and a picture of `width`."""
+    scale, unit_px = width / camera_width, camera_width / 1280
+    metre = fx / np.maximum(DISTANCES_M - camera_x_m, 1.0)
+    step = np.maximum(_SAMPLE_WIDTHS * width, _SAMPLE_M * metre * scale)
+    offsets = np.rint(step[:, None] * _SAMPLES).astype(np.intp)
+    aside = (offsets[:, _PLACES] / scale).astype(np.float32)
+    farthest = np.minimum(
+        _FARTHEST_ASIDE_M * metre, np.maximum(_NEAR_M * metre, _NEAR_WIDTHS * camera_width)
+    )
+    noise_px = np.hypot(_PAINT_STD_PX * unit_px, _PAINT_STD_M * metre)
+    return _Across(metre, offsets, aside, np.abs(aside) > farthest[:, None], noise_px)
 
 
 def _places(lines: ImageLines, x_m: Floats, image: Image, camera: CameraModel) -> _Places:
-    lens, present = camera.lens, lines.present
+    lens = camera.lens
     scale = np.array((image.width / lens.width, image.height / lens.height))
-    points = (lines.points + 0.5) * scale - 0.5
-    at = np.zeros((2, len(present), len(DISTANCES_M)))
-    ends_m = np.full((2, len(present), 1), np.nan)
-    ends = np.cumsum(np.count_nonzero(present, axis=1)).tolist()
-    for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        there = x_m[begin:end] > 0.0
-        away_m = x_m[begin:end][there]
-        if len(away_m) < _FEWEST_ROWS:
-            continue
-        x, y = points[begin:end][there].T
-        # Between two points of a line its row goes with the inverse of the distance.
-        at[0, number] = rows = np.rint(np.interp(_INVERSE, -1.0 / away_m, y))
-        at[1, number] = np.interp(-rows, -y, x)
-        ends_m[:, number, 0] = away_m[0], away_m[-1]
-    seen = (ends_m[0] <= DISTANCES_M) & (ends_m[1] >= DISTANCES_M)
-    metre = lens.fx / np.maximum(DISTANCES_M - camera.mounting.x_m, 1.0)
-    step = np.maximum(_SAMPLE_WIDTHS * image.width, _SAMPLE_M * metre * scale[0])
-    apart = np.rint(step[:, None] * _SAMPLES).astype(np.intp)
-    middle = np.rint(at[1])
-    aside = apart[:, _PLACES].astype(np.float32) + (middle - at[1]).astype(np.float32)[..., None]
-    aside /= np.float32(scale[0])
-    column = middle.astype(np.intp)[..., None] + apart
-    row = at[0].astype(np.intp)
-    seen &= (row >= 0) & (row < image.height)
+    at, seen = _rows_and_columns(lines, x_m, scale)
+    seen &= (at[0] >= 0.0) & (at[0] <= image.height - 1)
     # A line that leaves the picture at its side is seen no farther than its middle.
     seen &= (at[1] >= 0.0) & (at[1] <= image.width - 1)
-    np.clip(row, 0, image.height - 1, out=row)
+    lane, step = np.nonzero(seen)
+    across = _across(lens.fx, lens.width, camera.mounting.x_m, image.width)
+    row, x = at[:, seen]
+    middle = np.rint(x)
+    aside = across.aside[step]
+    aside += ((middle - x) / scale[0]).astype(np.float32)[:, None]
+    column = across.offsets[step]
+    column += middle.astype(np.intp)[:, None]
     np.minimum(np.maximum(column, 0, out=column), image.width - 1, out=column)
-    return _Places(row, column, aside, metre, seen)
+    return _Places(seen, lane, step, row.astype(np.intp), column, aside, across)
+
+
+def _rows_and_columns(
+    lines: ImageLines, x_m: Floats, scale: Floats
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return rows and columns of a picture of that scale, (2, K, N), at which K lines are at each
+    of `DISTANCES_M`; and where that is, (K, N)."""
+    number = np.arange(len(lines.present))[:, None]
+    lane = np.nonzero(lines.present)[0]
+    there = x_m > 0.0
+    count = np.bincount(lane[there], minlength=len(number))
+    count[count < _FEWEST_ROWS] = 0
+    there &= count[lane] > 0
+    if not there.any():
+        return np.zeros((2, *lines.painted.shape)), np.zeros(lines.painted.shape, bool)
+    away_m, lane = x_m[there], lane[there]
+    x, y = ((lines.points[there] + 0.5) * scale - 0.5).T
+    # All lines at once: one behind another. Between two points of a line its row goes with the
+    # inverse of the distance.
+    behind, at = lane * _LINES_APART, number * _LINES_APART
+    rows = np.rint(np.interp(at + _INVERSE, behind - 1.0 / np.maximum(away_m, 0.1), y))
+    columns = np.interp(at - rows, behind - y, x)
+    last = count.cumsum() - 1
+    first = last + 1 - count
+    seen = away_m[first % len(away_m), None] <= DISTANCES_M
+    seen &= (away_m[last, None] >= DISTANCES_M) & (count[:, None] > 0)
+    return np.stack([rows, columns]), seen
 
 
 class _Profile(NamedTuple):
-    """What the picture shows at the places of paint, (K, N, C) float32 levels.
+    """What the picture shows across the lines, (M, ...) float32 levels.
 
     Attributes:
-        ridge: how much brighter than the brighter side; below 0 where it is darker.
-        stroke: the brightness.
-        uneven: (K, N, C) by how much the sides differ.
+        ridge: (M, C) at each place of paint, how much brighter than the brighter side it is; below
+            0 where it is darker.
+        levels: (M, C + 8) the brightness, with the sides; a place of paint is 4 columns on.
     """
 
     ridge: NDArray[np.float32]
-    stroke: NDArray[np.float32]
-    uneven: NDArray[np.float32]
+    levels: NDArray[np.float32]
 
 
 def _profile(image: Image, places: _Places) -> _Profile:
-    luma = image.luma()[places.row[..., None], places.column].astype(np.float32)
-    three = (luma[..., :-2] + luma[..., 1:-1] + luma[..., 2:]) * np.float32(1 / 3)
-    stroke, left, right = (
-        three[..., _SIDE:-_SIDE],
-        three[..., : -2 * _SIDE],
-        three[..., 2 * _SIDE :],
-    )
-    return _Profile(stroke - np.maximum(left, right), stroke, np.abs(left - right))
+    luma = image.luma()[places.row[:, None], places.column].astype(np.float32)
+    levels = luma[:, :-2] + luma[:, 1:-1]
+    levels += luma[:, 2:]
+    levels *= np.float32(1 / 3)
+    sides = np.maximum(levels[:, : -2 * _SIDE], levels[:, 2 * _SIDE :])
+    return _Profile(levels[:, _SIDE:-_SIDE] - sides, levels)
 
 
 class _Found(NamedTuple):
@@ -330,41 +385,40 @@ class _Found(NamedTuple):
     Attributes:
         knots: (K, 9) px sideways.
         factor: (K, 9, 9), the product with its transpose is the covariance of the knots.
-        place: (K, N), number of the strongest stroke's near the corrected line.
-        apart: (K, N) px, from the corrected line to that stroke's middle.
+        place: (M,), number of the strongest stroke's near the corrected line.
+        apart: (M,) px, from the corrected line to that stroke's middle.
+        is_even: (M,) bool, whether the road is alike on its sides.
     """
 
     knots: Floats
     factor: Floats
     place: NDArray[np.intp]
     apart: Floats
+    is_even: NDArray[np.bool_]
 
 
-def _follow(profile: _Profile, places: _Places, units: Floats, unit_px: float) -> _Found:
+def _follow(profile: _Profile, places: _Places, units: Floats) -> _Found:
     """Fit each line's correction to the strokes near it, nearer with each turn.
 
     Args:
         units: of the lines' errors.
-        unit_px: of the paint's; a picture 1280 px wide has 1.
     """
-    aside = places.aside
-    farthest = np.minimum(
-        _FARTHEST_ASIDE_M * places.metre,
-        np.maximum(_NEAR_M * places.metre, _NEAR_WIDTHS * 1280 * unit_px),
-    ).astype(np.float32)
+    aside, seen = places.aside, places.seen
     clear = np.minimum(profile.ridge, _CLEAR_LEVELS)
-    clear[(np.abs(aside) > farthest[:, None]) | ~places.seen[..., None]] = -_CLEAR_LEVELS
-    error_px = _BASIS @ _ERROR_PX * units[:, None]
-    noise_px = np.hypot(_PAINT_STD_PX * unit_px, _PAINT_STD_M * places.metre)
+    np.copyto(clear, -_CLEAR_LEVELS, where=places.across.too_far[places.step])
+    error_px = _ERROR_AT_PX[places.step] * units[places.lane]
+    noise_px = places.across.noise_px[places.step]
     inverse = _ERROR_INVERSE / units[:, None, None] ** 2
-    knots = np.zeros((len(aside), len(_KNOTS)))
+    rows = np.arange(len(aside))
+    knots = np.zeros((len(seen), len(_KNOTS)))
+    precise, pulled = np.zeros((2, *seen.shape))
     for turns, share in _SEARCHES:
-        line = (knots @ _BASIS.T).astype(np.float32)
+        line = (knots @ _BASIS.T)[seen].astype(np.float32)
         wide = (share * error_px + noise_px).astype(np.float32)
-        gap = aside - line[..., None]
-        gap *= np.float32(_MISS_COST**0.5) / wide[..., None]
+        gap = aside - line[:, None]
+        gap *= (np.float32(_MISS_COST**0.5) / wide)[:, None]
         gap *= gap
-        place = np.argmax(np.subtract(clear, gap, out=gap), axis=2)
+        place = np.argmax(np.subtract(clear, gap, out=gap), axis=1)
         middle, level = _middle(profile.ridge, aside, place, turns)
         miss = (middle - line) / (3.0 * wide)
         weight = np.minimum(level, _CLEAR_LEVELS)
@@ -372,17 +426,21 @@ def _follow(profile: _Profile, places: _Places, units: Floats, unit_px: float) -
         weight *= 1.0 / (_CLEAR_LEVELS - _LEAST_LEVELS)
         np.maximum(weight, 0.0, out=weight)
         weight *= np.maximum(0.0, 1.0 - miss * miss) ** 2
+        left, right = profile.levels[rows, place + _BOTH_SIDES]
+        is_even = profile.ridge[rows, place] >= _LEAST_SPREADS * np.abs(left - right)
+        weight *= is_even
         weight /= _ROWS_ALIKE
-        precise = weight / noise_px**2
+        precise[seen] = weight / noise_px**2
+        pulled[seen] = precise[seen] * middle
         normal = (precise @ _PRODUCTS).reshape(-1, len(_KNOTS), len(_KNOTS)) + inverse
         covariance = np.linalg.inv(normal)
-        knots = (covariance @ ((precise * middle) @ _BASIS)[..., None])[..., 0]
+        knots = (covariance @ (pulled @ _BASIS)[..., None])[..., 0]
     factor = np.linalg.cholesky(covariance)
     # On hardly any paint nothing is known.
-    is_bare = weight.sum(axis=1) * _ROWS_ALIKE < _FEWEST_ROWS
+    is_bare = np.bincount(places.lane, weight, len(seen)) * _ROWS_ALIKE < _FEWEST_ROWS
     knots[is_bare] = 0.0
     factor[is_bare] = _ERROR_FACTOR * units[is_bare, None, None]
-    return _Found(knots, factor, place, middle - knots @ _BASIS.T)
+    return _Found(knots, factor, place, middle - (knots @ _BASIS.T)[seen], is_even)
 
 
 def _middle(
@@ -391,21 +449,22 @@ def _middle(
     place: NDArray[np.intp],
     turns: int,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the middle of the stroke about each place, px (K, N), and the levels there.
+    """Return the middle of the stroke about each place, px (M,), and the levels there.
 
     Args:
         turns: each leads from the edge of a broad stroke nearer to its middle; 0 for the place.
     """
-    places = ridge.shape[2]
-    first = np.arange(place.size).reshape(place.shape) * places
+    places = ridge.shape[1]
+    first = np.arange(len(place)) * places
     ridge, aside = ridge.ravel(), aside.ravel()
     level, middle = ridge[first + place], aside[first + place]
     for _ in range(turns):
         place = np.minimum(np.maximum(place, 4), places - 5)
-        above = np.maximum(ridge[(first + place)[..., None] + _STROKE] - 0.5 * level[..., None], 0)
-        moved = above @ _STROKE_PLACES / (above.sum(axis=2) + np.float32(1e-6))
-        middle = aside[first + place]
-        middle += moved * (aside[first + place + 1] - middle)
+        at = first + place
+        above = np.maximum(ridge[at[:, None] + _STROKE] - 0.5 * level[:, None], 0)
+        moved = above @ _STROKE_PLACES / (above.sum(axis=1) + np.float32(1e-6))
+        middle = aside[at]
+        middle += moved * (aside[at + 1] - middle)
         place = place + np.rint(moved).astype(np.intp)
     return middle, level
 
@@ -419,15 +478,15 @@ def _black(image: Image) -> float:
 
 def _painted(found: _Found, profile: _Profile, places: _Places, black: float) -> NDArray[np.bool_]:
     """Return whether there is paint on the line at each distance, (K, N)."""
-    at = np.arange(found.place.size).reshape(found.place.shape) * profile.ridge.shape[2]
-    contrast, stroke, uneven = (each.ravel()[at + found.place] for each in profile)
-    is_paint: NDArray[np.bool_] = contrast >= np.maximum(
-        _LEAST_CONTRAST, _LEAST_PART * (stroke - black)
-    )
-    is_paint &= contrast >= _LEAST_SPREADS * uneven
-    is_paint &= np.abs(found.apart) <= np.maximum(_BESIDE_PX, _BESIDE_M * places.metre)
-    is_paint &= places.seen
-    return is_paint
+    at = np.arange(len(found.place)), found.place
+    stroke = profile.levels[:, _SIDE:][at]
+    is_paint = profile.ridge[at] >= np.maximum(_LEAST_CONTRAST, _LEAST_PART * (stroke - black))
+    is_paint &= found.is_even
+    beside_px = np.maximum(_BESIDE_PX, _BESIDE_M * places.across.metre)
+    is_paint &= np.abs(found.apart) <= beside_px[places.step]
+    painted = np.zeros(places.seen.shape, bool)
+    painted[places.seen] = is_paint
+    return painted
 
 
 def _solid_odds(painted: NDArray[np.bool_], seen: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -436,8 +495,7 @@ def _solid_odds(painted: NDArray[np.bool_], seen: NDArray[np.bool_]) -> NDArray[
     is_filled = whole & (painted @ _CELLS >= 0.5)
     # Beyond the last paint the line may have left the places that were looked at.
     whole &= np.maximum.accumulate(is_filled[:, ::-1], axis=1)[:, ::-1]
-    number = np.count_nonzero(whole, axis=1)
-    filled = np.count_nonzero(is_filled, axis=1)
+    number, filled = whole.sum(axis=1), is_filled.sum(axis=1)
     odds: NDArray[np.float64] = filled * _ODDS_PAINTED + (number - filled) * _ODDS_BARE
     odds[number < _FEWEST_CELLS] = 0.0
     # The cells of one frame share its light, and the vehicles that hide a part.
@@ -455,15 +513,18 @@ def _yellow_odds(
         return [0.0] * len(painted)
     near = painted[:, :_COLOURED]
     length_m = near @ _LENGTH_M[:_COLOURED]
+    at = np.flatnonzero(painted[places.seen] & (places.step < _COLOURED))
     # Of the two ends the one farther from the paint is road.
-    peak = found.place[:, :_COLOURED] + _PLACES.start
+    peak = found.place[at] + _PLACES.start
     beside = np.where(peak > _ASIDE, _ASIDE - 16, _ASIDE + 16)
-    at = np.arange(len(peak))[:, None], np.arange(_COLOURED), np.stack([peak, beside])
-    paint, road = _blue_by_luma(image, places.row[:, :_COLOURED], places.column[at])
+    columns = places.column[at, np.stack([peak, beside])]
+    paint, road = _blue_by_luma(image, places.row[at], columns)
     # The median of what is painted, the rest behind it.
-    ordered = np.sort(np.where(near, road - paint, np.inf), axis=1)
-    number = np.maximum(np.count_nonzero(near, axis=1), 1)
-    lane = at[0][:, 0]
+    ordered = np.full(near.shape, np.inf)
+    ordered[near] = road - paint
+    ordered.sort(axis=1)
+    number = np.maximum(near.sum(axis=1), 1)
+    lane = np.arange(len(near))
     yellowness = 0.5 * (ordered[lane, (number - 1) // 2] + ordered[lane, number // 2])
     distance = np.minimum(np.maximum((yellowness - _YELLOW) / _YELLOW_STD, -1.5), 1.5)
     # Neighbouring places are one patch of paint; two that are 2 m apart count apart.

@@ -72,13 +72,16 @@ class Road:
 
     Attributes:
         lanes: in the order of the input, with index and ground where those are known.
-        ego: the vehicle in its lane.
         pitch: from the convergence of the ego lane's boundaries; None where it does not show.
     """
 
     lanes: tuple[Lane, ...]
-    ego: Ego
     pitch: PitchMeasurement | None
+
+    @property
+    def ego(self) -> Ego:
+        """The vehicle in its lane; see `ego_of`."""
+        return ego_of(self.lanes)
 
 
 def road_of(
@@ -100,7 +103,7 @@ def road_of(
             with that. Without it the pitch is the mounting's, as well as that is known.
     """
     if not lanes:
-        return Road((), Ego(), None)
+        return Road((), None)
     stds_rad = [model.mounting.pitch_std_rad, model.mounting.yaw_std_rad]
     if pitch is not None:
         stds_rad[0] = pitch.std_rad
@@ -111,13 +114,9 @@ def road_of(
         measured = _pitch(fits, indices.index(-1), indices.index(1), model)
         if measured is not None and pitch is not None:
             turned_rad, stds_rad[0] = pitch.correct(measured), pitch.std_rad
-    located = tuple(
-        replace(lane, ground=ground, index=index)
-        for lane, ground, index in zip(
-            lanes, _grounds(fits, turned_rad, stds_rad), indices, strict=True
-        )
-    )
-    return Road(located, ego_of(located), measured)
+    places = zip(lanes, _grounds(fits, turned_rad, stds_rad), indices, strict=True)
+    located = [replace(lane, ground=ground, index=index) for lane, ground, index in places]
+    return Road(tuple(located), measured)
 
 
 class _Fits(NamedTuple):
@@ -166,9 +165,9 @@ def _fit(lines: ImageLines, model: CameraModel, pitch_std_rad: float, yaw_std_ra
     for power in (2, 3):
         np.multiply(powers[..., power - 1], powers[..., 1], out=powers[..., power])
     weighted = powers * weight[..., None]
-    x_min = np.min(np.where(is_there, x, np.inf), axis=1, initial=np.inf)
-    x_max = np.max(np.where(is_there, x, -np.inf), axis=1, initial=-np.inf)
-    count = np.count_nonzero(is_there, axis=1)
+    x_min = np.where(is_there, x, np.inf).min(axis=1, initial=np.inf)
+    x_max = x.max(axis=1, initial=-np.inf, where=is_there)
+    count = is_there.sum(axis=1)
     known = (count >= _FEWEST_POINTS) & (x_max - x_min >= _SHORTEST_M)
     prior = np.zeros((len(x), 4))
     prior[:, 2] = (2.0 / _CURVATURE_STD / _UNIT_M**2) ** 2
@@ -214,7 +213,7 @@ def _grounds(fits: _Fits, turned_rad: float, stds_rad: Sequence[float]) -> list[
     coefficients = fits.coefficients + turned_rad * fits.by_angles[:, :, 0]
     by_angles = fits.by_angles * stds_rad
     covariance = fits.noise + by_angles @ by_angles.transpose(0, 2, 1)
-    seen = np.count_nonzero(fits.is_there, axis=1).tolist()
+    seen = fits.is_there.sum(axis=1).tolist()
     known = (~np.isnan(coefficients[:, 0])).tolist()
     grounds: list[GroundLane | None] = []
     for row, count in enumerate(seen):
@@ -271,10 +270,8 @@ def indexed_by_picture(lanes: Sequence[Lane], width: int, height: int) -> tuple[
         reaches = y0 > y1 and below <= 2 * (y0 - float(points[-1, 1]))
         lefts.append(width / 2 - x0 - (x0 - x1) * below / (y0 - y1) if reaches else None)
     indices = _ranked(lefts, math.inf)
-    return tuple(
-        replace(lane, index=index) if index else lane
-        for lane, index in zip(lanes, indices, strict=True)
-    )
+    pairs = zip(lanes, indices, strict=True)
+    return tuple([replace(lane, index=index) if index else lane for lane, index in pairs])
 
 
 def ego_of(lanes: Sequence[Lane]) -> Ego:
@@ -334,7 +331,7 @@ def _std(polynomials: Sequence[Polynomial], shares: Sequence[float], power: int)
 
     Angles of the camera move all lines: an error of the yaw does not change the lane's width.
     """
-    variance, together = 0.0, np.zeros(2)
+    variance, together = 0.0, np.zeros(polynomials[0].by_angles.shape[1])
     for each, share in zip(polynomials, shares, strict=True):
         of_angles = each.by_angles[power]
         together = together + share * of_angles
@@ -481,6 +478,11 @@ class PitchDrift:
         self.pitch: Spread | None = None
         self._samples: deque[tuple[int, float]] = deque(maxlen=_SAMPLES)
 
+    def is_due(self, mono_ns: int) -> bool:
+        """Return whether a sample counts that was captured then."""
+        samples = self._samples
+        return not samples or mono_ns - samples[-1][0] >= _SAMPLE_PERIOD_S * 1e9
+
     def add(self, pitch_rad: float, curvature_1pm: float | None, mono_ns: int) -> None:
         """Take in one frame's pitch against the calibration; frames in bends are left out.
 
@@ -491,9 +493,9 @@ class PitchDrift:
         """
         if curvature_1pm is None or abs(curvature_1pm) > _STRAIGHT_CURVATURE:
             return
-        samples = self._samples
-        if samples and mono_ns - samples[-1][0] < _SAMPLE_PERIOD_S * 1e9:
+        if not self.is_due(mono_ns):
             return
+        samples = self._samples
         samples.append((mono_ns, pitch_rad))
         while mono_ns - samples[0][0] > _OLDEST_SAMPLE_S * 1e9:
             samples.popleft()

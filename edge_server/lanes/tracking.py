@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,102 +27,127 @@ if TYPE_CHECKING:
 
     Projection = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
-# 99 % of the chi-squared distribution with four degrees of freedom: a detection that differs more
+# 90 % of the chi-squared distribution with four degrees of freedom: a detection that differs more
 # is an outlier and counts for less.
-_GATE = 13.3
+_GATE = 7.8
 # At these shares of the detected range polynomials are compared.
 _SAMPLES = np.linspace(0.0, 1.0, 4)
 # Standard deviations of what a detection's covariance does not know, at 0 m and for each metre
-# ahead: the road is not flat. With these and the growth below, twice the stated deviation contains
-# 93 to 97 % of the errors of rendered drives; see benchmarks/paint.py.
-_FLOOR_M, _FLOOR_PER_M = 0.018, 0.0007
+# ahead: the road is not flat. These, the growth and the slip below were fitted to rendered drives
+# 7 to 11 and hold for 20 to 39: twice the stated deviation contains 96 to 98 % of the errors of
+# lines, offset, heading and curvature; see benchmarks/paint.py.
+_FLOOR_M, _FLOOR_PER_M = 0.004, 0.0005
 # Standard deviations of c0..c3 before anything was measured: half a lane, 15 degrees, a bend of
 # 65 m radius, and its change within 50 m.
 _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
-# Growth of the standard deviations of c0..c3 in one second: with speed and yaw rate known, and
-# without, where steering within the lane is all that limits c0 and c1; the others are the road's.
-_GROWTH_KNOWN = np.array([0.10, 0.008, 6e-4, 1.5e-5])
-_GROWTH_UNKNOWN = np.array([0.35, 0.020, 6e-4, 1.5e-5])
+# Growth of the standard deviations of c0..c3 in one second, of c0 and c1 where the vehicle's speed
+# and its yaw rate are known, and where steering within the lane is all that limits them.
+_GROWTH_KNOWN = np.array([0.045, 0.008, 3e-4, 1e-5])
+_GROWTH_UNKNOWN = np.array([0.35, 0.011, 3e-4, 1e-5])
+_DIAGONAL = np.arange(4)
+# A vehicle moves aside of where it points, in bends and in side wind: an error that all lines have
+# in common, for seconds.
+_SLIP, _SLIP_STD_RAD = 2, math.radians(0.1)
 
 
 class LaneFilter:
     """The polynomial of one boundary, moved by the vehicle's motion, corrected by detections.
 
     Args:
-        first: the first detection; the prior only bounds what it leaves open.
+        first: what the first detection will correct; the prior only bounds what it leaves open.
 
     Attributes:
         mean: (4,) float64, c0..c3; see `Polynomial`.
         covariance: (4, 4) float64, without the part of the camera's angles.
+        by_angles: (4, 3) float64, what these, and the vehicle's slip, make of the estimate; see
+            `Polynomial`.
         x_min_m, x_max_m: the range that is still ahead of what was last detected.
     """
 
     def __init__(self, first: Polynomial) -> None:
         self.mean: NDArray[np.float64] = first.coefficients.astype(np.float64)
         self.covariance: NDArray[np.float64] = np.diag(_PRIOR**2)
-        self._by_angles = first.by_angles
-        self.correct(first)
+        self.by_angles = np.concatenate([first.by_angles, np.zeros((4, 1))], axis=1)
+        self.x_min_m, self.x_max_m = first.x_min_m, first.x_max_m
 
     @property
     def polynomial(self) -> Polynomial:
         """The estimate."""
-        covariance = self.covariance + self._by_angles @ self._by_angles.T
-        return Polynomial(self.mean, covariance, self.x_min_m, self.x_max_m, self._by_angles)
+        covariance = self.covariance + self.by_angles @ self.by_angles.T
+        return Polynomial(self.mean, covariance, self.x_min_m, self.x_max_m, self.by_angles)
 
     def at(self, x_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (N,) y in m at (N,) `x_m`."""
-        return _powers(x_m) @ self.mean
-
-    def predict(self, passed_s: float, motion: VehicleState) -> None:
-        """Move the polynomial into the vehicle's axes `passed_s` later."""
-        ahead_m = (motion.speed_mps or 0.0) * passed_s
-        turned_rad = (motion.yaw_rate_radps or 0.0) * passed_s
-        step = np.array(
-            [
-                [1.0, ahead_m, ahead_m**2, ahead_m**3],
-                [0.0, 1.0, 2 * ahead_m, 3 * ahead_m**2],
-                [0.0, 0.0, 1.0, 3 * ahead_m],
-                [0.0, 0.0, 0.0, 1.0],
-            ]
-        )
-        self.mean = step @ self.mean
-        # On its way ahead the vehicle had turned by half on average.
-        self.mean[0] -= turned_rad * ahead_m / 2
-        self.mean[1] -= turned_rad
-        known = motion.speed_mps is not None and motion.yaw_rate_radps is not None
-        growth = _GROWTH_KNOWN if known else _GROWTH_UNKNOWN
-        self.covariance = step @ self.covariance @ step.T + np.diag(growth**2 * passed_s)
-        self.x_max_m -= ahead_m
-
-    def correct(self, detection: Polynomial) -> None:
-        """Correct the estimate by a detection."""
-        x_m = detection.x_min_m + _SAMPLES * (detection.x_max_m - detection.x_min_m)
-        powers = _powers(x_m)
-        difference = powers @ (detection.coefficients - self.mean)
-        # More frames do not tell what they have in common.
-        self._by_angles = by_angles = detection.by_angles
-        apart = detection.covariance - by_angles @ by_angles.T
-        measured = np.einsum("ij,jk,ik->i", powers, apart, powers)
-        noise = np.diag(measured + (_FLOOR_M + _FLOOR_PER_M * x_m) ** 2)
-        expected = powers @ self.covariance @ powers.T
-        surprise = float(difference @ np.linalg.solve(expected + noise, difference))
-        noise *= max(1.0, surprise / _GATE)
-        gain = np.linalg.solve(expected + noise, powers @ self.covariance).T
-        self.mean = self.mean + gain @ difference
-        # Joseph's form stays symmetric and positive.
-        rest = np.eye(4) - gain @ powers
-        self.covariance = rest @ self.covariance @ rest.T + gain @ noise @ gain.T
-        self.x_min_m, self.x_max_m = detection.x_min_m, detection.x_max_m
+        c0, c1, c2, c3 = self.mean.tolist()
+        return np.asarray(((c3 * x_m + c2) * x_m + c1) * x_m + c0)
 
 
-def _powers(x_m: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return (N, 4): 1, x, x^2, x^3."""
-    # As `np.vander` does it, in a quarter of the time.
-    powers = np.ones((len(x_m), 4))
-    powers[:, 1] = x_m
-    np.multiply(x_m, x_m, out=powers[:, 2])
-    np.multiply(powers[:, 2], x_m, out=powers[:, 3])
-    return powers
+def predict(filters: Sequence[LaneFilter], passed_s: float, motion: VehicleState) -> None:
+    """Move the polynomials into the vehicle's axes `passed_s` later."""
+    if not filters:
+        return
+    ahead_m = (motion.speed_mps or 0.0) * passed_s
+    turned_rad = (motion.yaw_rate_radps or 0.0) * passed_s
+    step = np.array(
+        [
+            [1.0, ahead_m, ahead_m**2, ahead_m**3],
+            [0.0, 1.0, 2 * ahead_m, 3 * ahead_m**2],
+            [0.0, 0.0, 1.0, 3 * ahead_m],
+            [0.0, 0.0, 0.0, 1.0],
+        ]
+    )
+    means = np.array([each.mean for each in filters]) @ step.T
+    # On its way ahead the vehicle had turned by half on average.
+    means[:, 0] -= turned_rad * ahead_m / 2
+    means[:, 1] -= turned_rad
+    known = motion.speed_mps is not None, motion.yaw_rate_radps is not None, True, True
+    growth = np.where(known, _GROWTH_KNOWN, _GROWTH_UNKNOWN)
+    covariances = step @ np.array([each.covariance for each in filters]) @ step.T
+    covariances[:, _DIAGONAL, _DIAGONAL] += growth**2 * passed_s
+    for each, mean, covariance in zip(filters, means, covariances, strict=True):
+        each.mean, each.covariance = mean, covariance
+        each.by_angles = step @ each.by_angles
+        each.by_angles[0, _SLIP] += ahead_m * _SLIP_STD_RAD
+        each.x_max_m -= ahead_m
+
+
+def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> None:
+    """Correct each estimate by its detection."""
+    if not filters:
+        return
+    ends = np.array([(each.x_min_m, each.x_max_m) for each in detections])
+    x_m = ends[:, :1] + _SAMPLES * (ends[:, 1:] - ends[:, :1])
+    powers = np.ones((*x_m.shape, 4))
+    for power in (1, 2, 3):
+        np.multiply(powers[..., power - 1], x_m, out=powers[..., power])
+    by_angles = np.array([each.by_angles for each in detections])
+    apart = np.array([each.covariance for each in detections])
+    apart -= by_angles @ by_angles.transpose(0, 2, 1)
+    # Samples of one polynomial err together.
+    noise = powers @ apart @ powers.transpose(0, 2, 1)
+    noise[:, _DIAGONAL, _DIAGONAL] += (_FLOOR_M + _FLOOR_PER_M * x_m) ** 2
+    mean = np.array([each.mean for each in filters])
+    difference = np.array([each.coefficients for each in detections]) - mean
+    difference = powers @ difference[..., None]
+    covariance = np.array([each.covariance for each in filters])
+    projected = powers @ covariance
+    expected = projected @ powers.transpose(0, 2, 1)
+    surprise = difference.transpose(0, 2, 1) @ np.linalg.solve(expected + noise, difference)
+    noise *= np.maximum(1.0, surprise / _GATE)
+    gain = np.linalg.solve(expected + noise, projected).transpose(0, 2, 1)
+    mean += (gain @ difference)[..., 0]
+    # Joseph's form stays symmetric and positive.
+    rest = np.eye(4) - gain @ powers
+    covariance = rest @ covariance @ rest.transpose(0, 2, 1)
+    covariance += gain @ noise @ gain.transpose(0, 2, 1)
+    # Errors of the angles pass through the estimate: more frames do not tell what they have in
+    # common, but a vehicle that keeps its place shows where the camera looks.
+    after = rest @ np.array([each.by_angles for each in filters])
+    after[:, :, :_SLIP] += gain @ powers @ by_angles
+    for number, (each, detection) in enumerate(zip(filters, detections, strict=True)):
+        each.mean, each.covariance = mean[number], covariance[number]
+        each.by_angles = after[number]
+        each.x_min_m, each.x_max_m = detection.x_min_m, detection.x_max_m
 
 
 def distances_m(
@@ -217,12 +243,14 @@ class LaneTracker:
             motion: what is known of the vehicle between the last frame and this one.
         """
         passed_s = self._pass(mono_ns)
-        for track in self._tracks:
-            track.filter.predict(passed_s, motion)
+        predict([track.filter for track in self._tracks], passed_s, motion)
         track_of = self._assign(lanes)
+        detections = []
         for number, lane in enumerate(lanes):
             if lane.ground is not None:
                 track_of[number] = self._see(track_of.get(number), lane, lane.ground)
+                detections.append((track_of[number].filter, lane.ground.polynomial))
+        correct([filter_ for filter_, _ in detections], [detection for _, detection in detections])
         self._count({track.id for track in track_of.values()}, passed_s)
         self._take_sides(passed_s)
         index_of = self._indices()
@@ -269,13 +297,11 @@ class LaneTracker:
         return track_of
 
     def _see(self, track: _Track | None, lane: Lane, ground: GroundLane) -> _Track:
-        """Correct `track` by its detection, or begin a track."""
+        """Note that `track` is detected, or begin a track."""
         if track is None:
             track = _Track(next(self._ids), lane, LaneFilter(ground.polynomial), left=False)
             self._tracks.append(track)
-        else:
-            track.filter.correct(ground.polynomial)
-            track.lane = lane
+        track.lane = lane
         track.marking = accumulated(
             track.marking, MarkingEvidence(lane.solid_evidence, lane.yellow_evidence)
         )
@@ -337,8 +363,8 @@ def _smoothed(lane: Lane, track: _Track, index_of: dict[int, int]) -> Lane:
     """Return the detection with the identity and the polynomial of its confirmed track."""
     if not track.confirmed or lane.ground is None:
         return replace(lane, index=0)
-    x_m = lane.ground.points[:, 0].astype(np.float64)
-    points = np.stack((x_m, track.filter.at(x_m)), axis=1).astype(np.float32)
+    points = lane.ground.points.copy()
+    points[:, 1] = track.filter.at(points[:, 0].astype(np.float64))
     ground = GroundLane(points, track.filter.polynomial)
     return replace(
         lane,

@@ -12,7 +12,7 @@ from edge_server.pipeline.perception import (
     BadOutput,
     Detections,
     Found,
-    View,
+    NetworkView,
     labels_of,
     number_of,
     unfit,
@@ -233,7 +233,7 @@ def find_detection(config: ModelConfig) -> Found:
     least_score = number_of(config, "score_threshold", 0.25)
     overlap = number_of(config, "nms_threshold", 0.45 if decoder.overlaps else 0.0)
 
-    def read(arrays: Arrays, view: View) -> Detections:
+    def read(arrays: Arrays, view: NetworkView) -> Detections:
         counts = {array.shape[0] for array in arrays} if len(arrays) > 1 else {0}
         if len(counts) > 1:
             sizes = ", ".join(f"'{s.name}' {len(a)}" for s, a in zip(outputs, arrays, strict=True))
@@ -275,7 +275,7 @@ def _candidates(found: _Boxes, least_score: float, labels: int) -> _Boxes:
 
 
 def _in_picture(
-    boxes: NDArray[np.float64], order: Sequence[int], view: View, *, unit: bool
+    boxes: NDArray[np.float64], order: Sequence[int], view: NetworkView, *, unit: bool
 ) -> NDArray[np.float64]:
     """Return x_min, y_min, x_max, y_max in px of the picture, cut at its edges."""
     if order:
@@ -296,7 +296,9 @@ def _in_picture(
     return cut
 
 
-def _detections(found: _Boxes, overlap: float, labels: Sequence[str], view: View) -> Detections:
+def _detections(
+    found: _Boxes, overlap: float, labels: Sequence[str], view: NetworkView
+) -> Detections:
     order = np.argsort(-found.scores, kind="stable")
     if overlap and len(order):
         # OpenCV is not needed by a daemon without cameras.
@@ -322,7 +324,7 @@ def _detections(found: _Boxes, overlap: float, labels: Sequence[str], view: View
 
 
 def _feet(
-    boxes: NDArray[np.float64], camera: CameraModel, view: View
+    boxes: NDArray[np.float64], camera: CameraModel, view: NetworkView
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return where boxes stand on the road, (N, 2) m, and the covariance (N, 2, 2).
 

@@ -22,12 +22,12 @@ from edge_server.pipeline.perception import (
     BadOutput,
     Classification,
     Found,
+    NetworkView,
     Polygon,
     Result,
     Segmentation,
     Task,
     TensorList,
-    View,
     labels_of,
     number_of,
     unfit,
@@ -59,7 +59,7 @@ class Contract:
     task: Task
     outputs: Mapping[str, tuple[int, ...]]
     image: ImageInput
-    read: Callable[[Arrays, View], Result]
+    read: Callable[[Arrays, NetworkView], Result]
 
     @staticmethod
     def of(config: ModelConfig) -> Contract:
@@ -86,7 +86,7 @@ class Contract:
                     return Contract(name, {each: shapes[each] for each in outputs}, image, read)
         raise ModelConfigError("; ".join(faults))
 
-    def result(self, tensors: Mapping[str, NDArray[Any]], view: View) -> Result:
+    def result(self, tensors: Mapping[str, NDArray[Any]], view: NetworkView) -> Result:
         """Return what a response means.
 
         Raises:
@@ -131,7 +131,7 @@ def _task(config: ModelConfig, task: str) -> str:
 def _find_lanes(config: ModelConfig) -> Found:
     tensors = LaneTensors.of(config)
 
-    def read(arrays: Arrays, view: View) -> tuple[Lane, ...]:
+    def read(arrays: Arrays, view: NetworkView) -> tuple[Lane, ...]:
         points, scores = arrays
         if len(points) != len(scores):
             raise BadOutput(
@@ -166,7 +166,7 @@ def _find_segmentation(config: ModelConfig) -> Found:
         raise unfit(config, "segmentation", f"with {len(labels)} labels it wants {wants}")
     least_score = number_of(config, "score_threshold", 0.5)
 
-    def read(arrays: Arrays, view: View) -> Segmentation:
+    def read(arrays: Arrays, view: NetworkView) -> Segmentation:
         (array,) = arrays
         if scores and not np.isfinite(array).all():
             raise BadOutput("not_finite", f"output '{spec.name}' has NaN or infinity")
@@ -197,7 +197,7 @@ def _find_segmentation(config: ModelConfig) -> Found:
     return (spec.name,), read
 
 
-def _segmentation(cells: NDArray[Any], labels: Sequence[str], view: View) -> Segmentation:
+def _segmentation(cells: NDArray[Any], labels: Sequence[str], view: NetworkView) -> Segmentation:
     # OpenCV is not needed by a daemon without cameras.
     from edge_server.backends.vision.outlines import outlines  # noqa: PLC0415
 
@@ -246,7 +246,7 @@ def _find_classification(config: ModelConfig) -> Found:
             f"model '{config.name}': parameter 'scores' is '{kind}'; it is logits or prob"
         )
 
-    def read(arrays: Arrays, _view: View) -> Classification:
+    def read(arrays: Arrays, _view: NetworkView) -> Classification:
         shares = arrays[0].astype(np.float64)
         if labels and len(shares) != len(labels):
             raise BadOutput(
@@ -268,7 +268,7 @@ def _find_classification(config: ModelConfig) -> Found:
 def _find_tensors(config: ModelConfig) -> Found:
     names = tuple(each.name for each in config.outputs)
 
-    def read(arrays: Arrays, _view: View) -> TensorList:
+    def read(arrays: Arrays, _view: NetworkView) -> TensorList:
         return TensorList(
             [
                 (spec.name, spec.datatype.name, array.shape)

@@ -36,7 +36,7 @@ from edge_server.pipeline.lane_model import (
     with_needs,
     with_remedy,
 )
-from edge_server.pipeline.perception import BadOutput, Detections, NetworkFrame, View
+from edge_server.pipeline.perception import BadOutput, Detections, NetworkFrame, NetworkView
 from edge_server.pixels import CropRegion, Image, PixelFormat
 from edge_server.process.worker import Worker
 from edge_server.requests import InferRequest
@@ -84,7 +84,7 @@ class NetworkAnswer(NamedTuple):
     response: InferResponse
     task: Task
     result: Result
-    view: View
+    view: NetworkView
 
 
 class NetworkModel:
@@ -181,7 +181,7 @@ class NetworkModel:
         self._served = _Served(contract, taker, needs)
         return self._served
 
-    def _view(self, size: tuple[int, int], network: tuple[int, int] | None) -> View:
+    def _view(self, size: tuple[int, int], network: tuple[int, int] | None) -> NetworkView:
         """Return what the network sees of a picture of that size.
 
         Raises:
@@ -206,7 +206,7 @@ class NetworkModel:
             raise ModelConfigError(
                 f'region = "{self._region}" is not in the picture of {size[0]} x {size[1]} px'
             )
-        return View(size, region, network or (region.width, region.height), camera, std_rad)
+        return NetworkView(size, region, network or (region.width, region.height), camera, std_rad)
 
 
 def _below_horizon(camera: CameraModel, size: tuple[int, int]) -> CropRegion:

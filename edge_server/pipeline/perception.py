@@ -36,7 +36,7 @@ class BadOutput(InternalError):
         self.code = code
 
 
-class View(NamedTuple):
+class NetworkView(NamedTuple):
     """What a network has seen of a picture.
 
     Attributes:
@@ -199,7 +199,7 @@ Arrays = Sequence["NDArray[Any]"]
 
 
 # The outputs that a contract reads, and what reads them.
-Found = tuple[tuple[str, ...], Callable[[Arrays, View], Result]]
+Found = tuple[tuple[str, ...], Callable[[Arrays, NetworkView], Result]]
 
 
 def unfit(config: ModelConfig, task: Task, wants: str) -> ModelConfigError:

@@ -19,7 +19,7 @@ from edge_server.lanes.road_geometry import (
     road_of,
 )
 from edge_server.lanes.tracking import LaneTracker
-from edge_server.lanes.types import Departure, VehicleState
+from edge_server.lanes.types import Departure, Ego, VehicleState
 from edge_server.pipeline.event_log import Event, LastingEvents
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ class RoadEvents:
 
 
 class LaneLocator:
-    """Adds to each LaneFrame of a camera what its calibration tells: ground, index, ego.
+    """Adds to each LaneFrame of a camera what its calibration tells: ground and index. `ego` is
+    empty until the lanes are tracked.
 
     The vehicle's pitch on its springs is estimated from frame to frame and taken into account.
     Frames of another shape than the calibration's get nothing, and say so. Not thread-safe; frames
@@ -187,9 +188,9 @@ class LaneLocator:
         pitched = model.pitched(before_rad)
         lines, lanes = on_paint(lane_frame.lanes, image, pitched)
         road = road_of(lanes, pitched, lines=lines, pitch=pitch)
-        if road.pitch is not None:
+        if road.pitch is not None and self._drift.is_due(mono_ns):
             self._drift.add(before_rad + road.pitch.rad, road.ego.curvature_1pm, mono_ns)
-        lane_frame = replace(lane_frame, lanes=road.lanes, ego=road.ego)
+        lane_frame = replace(lane_frame, lanes=road.lanes, ego=Ego())
         if (drift := self._drift.pitch) is not None:
             lane_frame = _degraded(
                 lane_frame,

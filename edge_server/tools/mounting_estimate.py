@@ -257,7 +257,7 @@ def _meet(lines: Sequence[_Line], near_horizon: float) -> tuple[float, float, fl
         y += max(-_LARGEST_STEP, min(_LARGEST_STEP, step))
     x, bend = float(values[0]), float(values[3])
     if (
-        math.sqrt(float(np.mean(residual**2))) > _LARGEST_MISFIT
+        math.sqrt(float(np.average(residual**2, weights=weight**2))) > _LARGEST_MISFIT
         or abs(bend) > _LARGEST_BEND
         or math.hypot(x, y) > math.tan(_LARGEST_ANGLE_RAD)
     ):

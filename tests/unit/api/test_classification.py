@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.api.convert import Classification
+from edge_server.api.convert import TopClasses
 from edge_server.errors import InvalidRequest
 from edge_server.tensors import DataType, Tensor
 
@@ -15,7 +15,7 @@ from edge_server.tensors import DataType, Tensor
 def classes(
     array: np.ndarray, count: int, *, batched: bool, labels: tuple[str, ...] = ()
 ) -> object:
-    return Classification(count, batched, labels).of(Tensor(array)).array.tolist()
+    return TopClasses(count, batched, labels).of(Tensor(array)).array.tolist()
 
 
 def test_of_equal_scores_the_first_place_comes_first() -> None:
@@ -32,7 +32,7 @@ def test_a_place_without_a_label_is_returned_without() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0,)])
 def test_nothing_has_no_classes(shape: tuple[int, ...]) -> None:
-    made = Classification(2, batched=True).of(Tensor(np.zeros(shape, np.float32)))
+    made = TopClasses(2, batched=True).of(Tensor(np.zeros(shape, np.float32)))
     assert made.array.size == 0
     assert made.array.shape[0] == shape[0]
 
@@ -40,12 +40,12 @@ def test_nothing_has_no_classes(shape: tuple[int, ...]) -> None:
 def test_types_without_an_order_are_refused() -> None:
     for datatype in (DataType.BOOL, DataType.FP16, DataType.BF16, DataType.BYTES):
         with pytest.raises(InvalidRequest, match=f"unsupported type '{datatype.value}'"):
-            Classification(1, batched=False).of(Tensor(np.zeros(2, datatype.numpy)))
+            TopClasses(1, batched=False).of(Tensor(np.zeros(2, datatype.numpy)))
 
 
 def test_more_classes_than_a_client_can_mean_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="classification output tensor too large"):
-        Classification(2**40, batched=False).of(Tensor(np.zeros(10**6, np.float32)))
+        TopClasses(2**40, batched=False).of(Tensor(np.zeros(10**6, np.float32)))
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20), st.integers(1, 25))

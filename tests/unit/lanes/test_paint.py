@@ -71,6 +71,17 @@ def test_a_line_is_less_certain_where_its_paint_is_hidden() -> None:
     assert np.median((deviations(less) / deviations(seen))[of_rows]) > 1.5
 
 
+def test_the_end_of_a_line_is_no_more_paint_than_it_is() -> None:
+    image, camera, lanes, _ = bent_lines(4)
+    short = [replace(lane, points=lane.points[: len(lane.points) // 3]) for lane in lanes]
+    whole, _ = on_paint(lanes, Image.of_bgr(image), camera)
+    cut, _ = on_paint(short, Image.of_bgr(image), camera)
+    for number, lane in enumerate(short):
+        # What lies beyond would have told more of the end.
+        end = number, len(lane.points) - 1
+        assert np.linalg.norm(cut.error_px[end]) > np.linalg.norm(whole.error_px[end])
+
+
 def test_metres_follow_the_paint() -> None:
     image, camera, lanes, _ = bent_lines(4)
     lines, _ = on_paint(lanes, Image.of_bgr(image), camera)

@@ -10,10 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
+from edge_server.lanes.paint import image_lines
 from edge_server.lanes.road_geometry import PitchFilter, ego_of, indexed_by_picture, road_of
 from edge_server.lanes.types import Ego, GroundLane, Lane, Polynomial
 from edge_server.tools.road.scene import RoadScene, look
-from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of, noisy
+from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of
 
 
 @given(cameras(), flat_roads())
@@ -128,6 +129,16 @@ def known_to(camera: CameraModel, pitch_std_rad: float) -> CameraModel:
     return CameraModel(camera.lens, replace(camera.mounting, pitch_std_rad=pitch_std_rad))
 
 
+def erring(lanes: list[Lane], camera: CameraModel, rng: np.random.Generator) -> list[Lane]:
+    """Return the lanes with errors as large and as alike as they are taken to be."""
+    error_px = image_lines(lanes, camera).error_px
+    moved = error_px @ rng.standard_normal((len(lanes), error_px.shape[2], 1)) * (1.0, 0.0)
+    return [
+        replace(lane, points=(lane.points + off[: len(lane.points)]).astype(np.float32))
+        for lane, off in zip(lanes, moved, strict=True)
+    ]
+
+
 def test_the_stated_deviations_are_those_of_noisy_lines() -> None:
     """Errors in pixels and in pitch, as the covariance takes them to be: of 300 pictures about 95 %
     are within two standard deviations."""
@@ -137,7 +148,7 @@ def test_the_stated_deviations_are_those_of_noisy_lines() -> None:
     off: list[tuple[float, float, float]] = []
     for _ in range(300):
         actual = CAMERA.pitched(rng.normal(0.0, pitch_std))
-        lanes = noisy(lanes_of(road, actual, (0.5,)), rng, 1.5)
+        lanes = erring(lanes_of(road, actual, (0.5,)), actual, rng)
         (lane,) = road_of(lanes, known_to(CAMERA, pitch_std)).lanes
         assert lane.ground is not None
         polynomial = lane.ground.polynomial
@@ -146,13 +157,14 @@ def test_the_stated_deviations_are_those_of_noisy_lines() -> None:
         std = np.sqrt(np.diag(polynomial.covariance))
         off.append(tuple((np.abs(error) / std)[:3]))
     within = (np.array(off) < 2.0).mean(axis=0)
-    assert (within > 0.9).all(), within
+    assert (within > 0.93).all(), within
     # Nor are they so wide that they say nothing.
     assert (np.median(off, axis=0) > 0.15).all()
 
 
 def test_the_stated_deviations_of_the_vehicle_in_its_lane_are_those_of_noisy_lines() -> None:
-    """Of 300 pictures, at least 90 % are within two standard deviations in each value."""
+    """Of 300 pictures, 93 to 98 % are within two standard deviations; of the curvature more, as
+    roads bend less than its prior allows."""
     rng = np.random.default_rng(6)
     road = FlatRoad(0.2, 0.01, 1 / 600)
     pitch_std = np.radians(0.1)
@@ -162,7 +174,8 @@ def test_the_stated_deviations_of_the_vehicle_in_its_lane_are_those_of_noisy_lin
     off = []
     for _ in range(300):
         actual = CAMERA.pitched(rng.normal(0.0, pitch_std))
-        ego = road_of(noisy(lanes_of(road, actual), rng, 1.5), known_to(CAMERA, pitch_std)).ego
+        lanes = erring(lanes_of(road, actual), actual, rng)
+        ego = road_of(lanes, known_to(CAMERA, pitch_std)).ego
         off.append(
             [
                 abs(getattr(ego, f"{name}_{unit}") - getattr(true, f"{name}_{unit}"))
@@ -171,7 +184,8 @@ def test_the_stated_deviations_of_the_vehicle_in_its_lane_are_those_of_noisy_lin
             ]
         )
     within = (np.array(off) < 2.0).mean(axis=0)
-    assert (within > 0.9).all(), within
+    assert (within > 0.93).all(), within
+    assert (within[[0, 1, 3]] < 0.98).all(), within
 
 
 def test_a_frame_corrects_the_pitch_by_which_its_own_lanes_are_placed() -> None:
@@ -183,7 +197,7 @@ def test_a_frame_corrects_the_pitch_by_which_its_own_lanes_are_placed() -> None:
         pitch = PitchFilter(np.radians(0.2))
         pitch.predict(0)
         seen = lanes_of(road, CAMERA.pitched(np.radians(degrees)), (0.5, -0.5))
-        located = road_of(noisy(seen, rng, 1.5), CAMERA, pitch=pitch)
+        located = road_of(erring(seen, CAMERA, rng), CAMERA, pitch=pitch)
         for place, lane in zip((0.5, -0.5), located.lanes, strict=True):
             assert lane.ground is not None
             polynomial = lane.ground.polynomial
@@ -193,7 +207,7 @@ def test_a_frame_corrects_the_pitch_by_which_its_own_lanes_are_placed() -> None:
             std = np.sqrt(np.einsum("ij,jk,ik->i", powers, polynomial.covariance, powers))
             off.append(np.abs(error) / std)
     within = (np.array(off) < 2.0).mean(axis=0)
-    assert (within > 0.9).all(), within
+    assert (within > 0.93).all(), within
     assert (np.median(off, axis=0) > 0.1).all()
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.lanes.tracking import LaneFilter, LaneTracker
+from edge_server.lanes.tracking import LaneFilter, LaneTracker, correct, predict
 from edge_server.lanes.types import GroundLane, Lane, Polynomial, VehicleState
 
 if TYPE_CHECKING:
@@ -138,6 +138,48 @@ def test_the_covariance_covers_the_error() -> None:
         error = polynomial.coefficients[0] - 1.8
         inside.append(abs(error) < 2 * np.sqrt(polynomial.covariance[0, 0]))
     assert np.mean(inside) > 0.9
+
+
+def test_the_covariance_covers_what_a_wrong_yaw_does_to_a_moving_vehicle() -> None:
+    """Lines that seem to lead aside pull the estimate aside for as long as the vehicle drives."""
+    by_angles = np.zeros((4, 2))
+    by_angles[1, 1] = math.radians(0.2)
+    off = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        yaw = float(rng.normal())
+        estimate = None
+        for lane in (Road([1.8], noise=rng).lanes(n * FRAME_S)[0] for n in range(60)):
+            assert lane.ground is not None
+            seen = lane.ground.polynomial
+            coefficients = seen.coefficients + yaw * by_angles[:, 1]
+            covariance = seen.covariance + by_angles @ by_angles.T
+            ends = seen.x_min_m, seen.x_max_m
+            detection = Polynomial(coefficients, covariance, *ends, by_angles)
+            estimate = estimate or LaneFilter(detection)
+            predict([estimate], FRAME_S, VehicleState(0, SPEED_MPS))
+            correct([estimate], [detection])
+        assert estimate is not None
+        std = np.sqrt(np.diag(estimate.polynomial.covariance))
+        off.append(np.abs(estimate.mean - (1.8, 0.0, 0.0, 0.0)) / std)
+    within = (np.array(off) < 2.0).mean(axis=0)
+    assert (within > 0.9).all(), within
+    assert (np.median(off, axis=0)[:2] > 0.2).all()
+
+
+def test_a_known_speed_makes_lanes_smoother() -> None:
+    jitter = []
+    for speed_mps in (None, SPEED_MPS):
+        tracker, offsets = LaneTracker(), []
+        road = Road([1.8, -1.8], noise=np.random.default_rng(4))
+        for n in range(100):
+            at_ns = int(n * FRAME_S * 1e9)
+            state = VehicleState(at_ns, speed_mps)
+            offsets.append(
+                offset_m(tracker.update(road.lanes(n * FRAME_S), at_ns, state, to_image)[0])
+            )
+        jitter.append(np.abs(np.diff(offsets[30:])).mean())
+    assert jitter[1] < 0.7 * jitter[0]
 
 
 def test_a_gap_is_bridged_for_half_a_second_and_its_lanes_are_predicted() -> None:
@@ -288,8 +330,9 @@ def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> 
     detection = Polynomial(np.array([1.8, 0.0, 0.0, 0.0]), covariance, 4.0, 50.0, by_angles)
     filter_ = LaneFilter(detection)
     for _ in range(100):
-        filter_.predict(0.04, VehicleState(0, 25.0, 0.0))
-        filter_.correct(detection)
+        predict([filter_], 0.04, VehicleState(0, 25.0, 0.0))
+        correct([filter_], [detection])
     covariance = filter_.polynomial.covariance
-    assert math.sqrt(covariance[1, 1]) > math.radians(0.2)
+    # A vehicle that keeps its place tells a little of where its camera looks.
+    assert math.sqrt(covariance[1, 1]) > math.radians(0.15)
     assert math.sqrt(covariance[1, 1]) < math.radians(0.4)

@@ -22,14 +22,14 @@ from edge_server.pipeline.perception import (
     BadOutput,
     Classification,
     Detections,
+    NetworkView,
     Segmentation,
     TensorList,
-    View,
 )
 from edge_server.pixels import CropRegion
 
 # A picture of 1280 x 720 px, of which the network sees the lower half in 64 x 36 px.
-VIEW = View((1280, 720), CropRegion(0, 360, 1280, 360), (64, 36))
+VIEW = NetworkView((1280, 720), CropRegion(0, 360, 1280, 360), (64, 36))
 LANES = "lane_points:FP32:-1,72,2 lane_scores:FP32:-1"
 YOLO = "output0:FP32:6,-1"
 SSD = "boxes:FP32:-1,4 scores:FP32:-1 classes:FP32:-1"

@@ -10,7 +10,7 @@ import msgspec
 from edge_server.api.admission import PART_BYTES, WINDOW_BITS, decompress
 from edge_server.api.calls import HTTP, traced
 from edge_server.api.contents import to_raw
-from edge_server.api.convert import Classification, to_infer_request
+from edge_server.api.convert import TopClasses, to_infer_request
 from edge_server.api.http.rest.api import JSON, Answer
 from edge_server.api.http.rest.infer_request import (
     Wanted,
@@ -103,7 +103,7 @@ def to_answer(
     binary: list[bytes | memoryview] = []
     for name, tensor in response.outputs.items():
         form = forms.get(name)
-        value = form.of(tensor) if isinstance(form, Classification) else tensor
+        value = form.of(tensor) if isinstance(form, TopClasses) else tensor
         array = value.array
         output: dict[str, Any] = {
             "name": name,
