@@ -20,7 +20,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline.contracts import Contract
-from edge_server.pipeline.perception import Detections, Segmentation, View
+from edge_server.pipeline.perception import Detections, NetworkView, Segmentation
 from edge_server.pixels import CropRegion
 from edge_server.tools.road.scene import RoadScene
 from lane_training.export import load_exported, session
@@ -359,7 +359,7 @@ def measure(repository: Path, count: int) -> str:
     all_boxes = {**vehicles.parameters, "score_threshold": "0.02"}
     detection = Contract.of(replace(vehicles, parameters=all_boxes))
     segmentation = Contract.of(_config(repository / "drivable_area", ("background", "drivable")))
-    view = View(PICTURE_PX, CropRegion(0, 0, *PICTURE_PX), INPUT_PX)
+    view = NetworkView(PICTURE_PX, CropRegion(0, 0, *PICTURE_PX), INPUT_PX)
     lines = [
         f"| {count} roads each | AP of cars | AP of lorries | found | beside | drivable area |",
         "|---|---|---|---|---|---|",
