@@ -463,7 +463,8 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[BackendP
         ModelConfigError: a parameter is unknown, or its value does not fit its type; the text names
             the file.
     """
-    own = {k: v for k, v in config.parameters.items() if k not in OF_EVERY_MODEL}
+    of_others = OF_EVERY_MODEL - set(kind.__struct_encode_fields__)
+    own = {k: v for k, v in config.parameters.items() if k not in of_others}
     try:
         msgspec.convert(own, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -98,7 +98,11 @@ def test_the_confidence_is_mapped_and_the_threshold_is_the_network_s() -> None:
         ('"0.25"', '"nan"', "score_threshold: expected a number"),
         ('"5"', '"0"', "max_lanes: expected a whole number >= 1"),
         ('"logits"', '"softmax"', "Invalid enum value 'softmax'"),
-        ('key: "max_lanes"', 'key: "top_k"', "unknown field `top_k`.*knows: score_threshold"),
+        (
+            'key: "max_lanes"',
+            'key: "most_lanes"',
+            "unknown field `most_lanes`.*knows: score_threshold",
+        ),
     ],
 )
 def test_other_tensors_or_parameters_are_refused(old: str, new: str, says: str) -> None:
