@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -155,7 +156,7 @@ def test_top_draws_in_place_and_leaves_the_terminal_as_it_was(
     assert top.wait(TIMEOUT_S) == 0
     assert written.startswith(b"\x1b[?1049h")
     assert written.endswith(b"\x1b[?25h\x1b[?1049l")
-    assert "✔ lane_detection".encode() in written
+    assert "✔ lane_detection" in re.sub(r"\x1b\[[0-9;]*m", "", written.decode())
 
 
 def test_infer_draws_the_lanes_of_a_picture(appliance: Appliance) -> None:
@@ -164,7 +165,7 @@ def test_infer_draws_the_lanes_of_a_picture(appliance: Appliance) -> None:
         "infer", "lane_detection", "--image", "synthetic://road?seed=7", "--save", str(picture)
     )
     assert done.returncode == 0, done.stderr
-    assert "lanes\n  1: score 0." in done.stdout
+    assert re.search(r"lanes\n  1: score [01]\.", done.stdout)
     drawn = cv2.imread(str(picture))
     again = appliance.folder / "again.png"
     appliance.run("infer", "lane_detection", "--image", str(picture), "--save", str(again))
