@@ -1,5 +1,5 @@
 """A candidate for the lanes in a real daemon: its verdict and promotion, what is recorded where it
-differs, and what it costs where it crashes or hangs.
+differs, and what it costs where it crashes, hangs or fills the memory.
 
 In the quick tests the lane networks are made here with onnx: they see the same two lines in every
 frame.
@@ -8,6 +8,7 @@ frame.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import urllib.request
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.integration.test_mqtt_publisher import listening
 from tests.integration.test_networks import write_network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from support.daemon_process import Process
     from support.mosquitto import Mosquitto
@@ -201,15 +202,8 @@ def test_a_candidate_with_a_good_verdict_is_promoted_and_one_that_differs_is_rec
     }
 
 
-def test_a_candidate_that_crashes_or_hangs_costs_itself_alone(
-    tmp_path: Path, repository: Path, mosquitto: Mosquitto, start: Callable[..., Process]
-) -> None:
-    write_lane_network(repository, "lanes", -1, 1)
-    write_faulty(repository, "crashes", "os._exit(5)")
-    write_faulty(repository, "hangs", "while True: pass")
-    config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=5", ("crashes", "hangs"))
-    process = start(f"--config={config}")
-    process.drain()
+def lanes_while_failing(process: Process, broker: Mosquitto, names: tuple[str, ...]) -> None:
+    """Each candidate fails twice, and lanes miss no frame."""
 
     def failed() -> dict[str, float]:
         url = f"http://127.0.0.1:{process.metrics_port}/metrics"
@@ -221,21 +215,81 @@ def test_a_candidate_that_crashes_or_hangs_costs_itself_alone(
             if line.startswith("edge_network_missed_total") and 'reason="failed"' in line
         }
 
-    with listening(mosquitto, TOPICS.lanes("road")) as inbox:
+    with listening(broker, TOPICS.lanes("road")) as inbox:
         # Twice each: they come back, and fail again.
         wait_until(
-            lambda: min(failed().get(each, 0) for each in ("crashes", "hangs")) >= 2,
+            lambda: (
+                min(failed().get(each, 0) for each in names) >= 2
+                and len(inbox.matching(lambda _: True)) >= 5
+            ),
             VERDICT_S,
             otherwise=process.log.read_text,
         )
         lanes = [json.loads(each.payload) for each in inbox.matching(lambda _: True)]
     numbers = [each["frame_id"] for each in lanes]
     assert numbers == list(range(numbers[0], numbers[-1] + 1)), "no frame is lost"
-    assert len(numbers) >= 5
     assert {each["status"] for each in lanes} <= {"FRAME_STATUS_OK", "FRAME_STATUS_STALE"}
     assert {len(each["lanes"]) for each in lanes} == {2}
     assert len({each["boot_id"] for each in lanes}) == 1
     assert process.popen.poll() is None
+
+
+def test_a_candidate_that_crashes_or_hangs_costs_itself_alone(
+    tmp_path: Path, repository: Path, mosquitto: Mosquitto, start: Callable[..., Process]
+) -> None:
+    write_lane_network(repository, "lanes", -1, 1)
+    write_faulty(repository, "crashes", "os._exit(5)")
+    write_faulty(repository, "hangs", "while True: pass")
+    config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=5", ("crashes", "hangs"))
+    process = start(f"--config={config}")
+    process.drain()
+    lanes_while_failing(process, mosquitto, ("crashes", "hangs"))
+
+
+@pytest.fixture
+def memory_limit() -> Iterator[Callable[[int], None]]:
+    """Limits the memory of a process, and of those that it starts, as the service's unit does."""
+    controllers = Path("/sys/fs/cgroup")
+    old = (controllers / "memory").is_dir()
+    group = controllers / ("memory" if old else "") / f"edge-server-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = group / ("memory.limit_in_bytes" if old else "memory.max")
+        limit.write_text(str(1 << 30))
+    except OSError as error:
+        pytest.skip(f"no control group for memory: {error}")
+
+    def put(pid: int) -> None:
+        for each in (pid, *descendants(pid)):
+            (group / "cgroup.procs").write_text(str(each))
+
+    yield put
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), VERDICT_S)
+    group.rmdir()
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for each in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, each.read_text().split()):
+            yield child
+            yield from descendants(child)
+
+
+@pytest.mark.long
+def test_a_candidate_that_fills_the_memory_costs_itself_alone(
+    memory_limit: Callable[[int], None],
+    tmp_path: Path,
+    repository: Path,
+    mosquitto: Mosquitto,
+    start: Callable[..., Process],
+) -> None:
+    write_lane_network(repository, "lanes", -1, 1)
+    write_faulty(repository, "fills", "filled = [b'x' * (1 << 26) for _ in range(64)]")
+    config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=5", ("fills",))
+    process = start(f"--config={config}")
+    memory_limit(process.popen.pid)
+    process.drain()
+    lanes_while_failing(process, mosquitto, ("fills",))
 
 
 @pytest.mark.long
