@@ -273,7 +273,7 @@ class Daemon:
         Raises:
             DeviceLost: a GPU is broken, on any thread; only a new process recovers.
             StageStuck: a worker hangs, or a model whose run cannot be ended, or gRPC does not
-                respond; only a new process recovers. While lanes progress, no worker ends it that
+                respond; only a new process recovers. While lanes progress, nothing ends it that
                 they do without.
             InternalError: a worker died. One of `Auxiliary` is started again.
         """
@@ -288,8 +288,6 @@ class Daemon:
             self._lanes.cameras.check(now)
             for auxiliary in (*self._auxiliary.values(), self._mqtt):
                 auxiliary.check(now, awake)
-            if self._grpc.self_call is not None:
-                self._grpc.self_call.check()
             self.control.unload_idle(now)
             model, since = self.data_plane.oldest_run()
             if (over_s := awake.since(since) - MODEL_STUCK_S) > 0:
@@ -366,8 +364,8 @@ class Daemon:
         return found
 
     def _check_others(self, now: float, awake: AwakeTime) -> None:
-        """Raise where a thread beside those of cameras and of `Auxiliary` has died, or hangs while
-        no lanes progress: a restart would interrupt them."""
+        """Raise where a thread beside those of cameras and of `Auxiliary` has died, or hangs, or
+        gRPC does not respond, while no lanes progress: a restart would interrupt them."""
         if (frames := self._lanes.latency.frames()) != self._progress[0]:
             self._progress = frames, now
         parts = (self._lanes.events, self._grpc.self_call, self._reload)
@@ -377,6 +375,8 @@ class Daemon:
         hangs = ""
         try:
             check_progress(workers, awake)
+            if self._grpc.self_call is not None:
+                self._grpc.self_call.check()
         except StageStuck as error:
             hangs = str(error)
             if not self._progress[0] or awake.since(self._progress[1]) > _LANES_PROGRESS_S:

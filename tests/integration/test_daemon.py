@@ -244,26 +244,44 @@ def test_what_cannot_be_reported_ends_nothing(
     assert 1 <= len(told) <= 5, "each of the five reports is logged once"
 
 
-def test_a_grpc_server_that_responds_to_nobody_ends_the_daemon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lanes", [False, True])
+def test_a_grpc_server_that_responds_to_nobody_ends_a_daemon_without_lanes(
+    lanes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(client, "_PERIOD_S", 0.05)
     overrides = {
-        "repository": {"paths": [str(tmp_path)]},
+        "repository": {"paths": [str(MODELS if lanes else tmp_path)]},
         "grpc": {"port": 0, "socket": str(tmp_path / "grpc.sock")},
         "metrics": {"enabled": False},
         "http": {"enabled": False},
+        "cameras": {"road": {"uri": "synthetic://road?seed=7&fps=10"}} if lanes else {},
     }
     daemon = Daemon(read_settings(None, overrides))
-    give_up = threading.Event()
-    timer = threading.Timer(2 * PATIENCE_S, give_up.set)
+    stop = threading.Event()
+    timer = threading.Timer(2 * PATIENCE_S, stop.set)
+    says = "gRPC does not respond on unix:"
+
+    def watch() -> None:
+        wait_until(lambda: says in caplog.text, PATIENCE_S)
+        frames = daemon._lanes.latency.frames()
+        wait_until(lambda: daemon._lanes.latency.frames() > frames + 10, PATIENCE_S)
+        stop.set()
+
     try:
         daemon.start(threading.Event())
         timer.start()
+        if lanes:
+            wait_until(daemon._lanes.latency.frames, PATIENCE_S)
         for side in daemon._grpc._sides:
             side.server.stop(None).wait()
-        with pytest.raises(StageStuck, match="gRPC does not respond on unix:"):
-            daemon.run(give_up)
+        if lanes:
+            with ThreadPoolExecutor(1) as pool:
+                watched = pool.submit(watch)
+                daemon.run(stop)
+                watched.result(PATIENCE_S)
+        else:
+            with pytest.raises(StageStuck, match=says):
+                daemon.run(stop)
     finally:
         timer.cancel()
         daemon.stop()
