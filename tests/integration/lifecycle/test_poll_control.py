@@ -85,10 +85,12 @@ def test_a_name_that_is_no_text_is_on_the_index_in_a_form_that_can_be_shown(
 @contextmanager
 def descriptors_left(number: int) -> Iterator[None]:
     """Let this process open so many further files, as on a board that has too many open."""
-    free = os.dup(0)
-    os.close(free)
+    # The lowest, between which others may be in use.
+    free = [os.dup(0) for _ in range(number)]
+    for each in free:
+        os.close(each)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + number, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, hard))
     try:
         yield
     finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.waiting import wait_until
 
 from edge_server.errors import InternalError, InvalidRequest
 from edge_server.settings import Python
@@ -63,9 +65,14 @@ def execute(self, requests):
 """,
     )
     assert served.values("m", 1) == [2]
-    for seconds in (0, 61):
-        served.loader.idle.look(time.monotonic() + seconds)
-    assert served.registry.snapshot.entries["double", 1].is_idle
+    later = itertools.count(0, 61)
+
+    def idle() -> bool:
+        served.loader.idle.look(time.monotonic() + next(later))
+        return served.registry.snapshot.entries["double", 1].is_idle
+
+    # Its call is counted a moment after its response.
+    wait_until(idle, 10.0)
     assert served.registry.wait_closed(20)
     assert served.values("m", 2) == [4]
 
