@@ -372,15 +372,19 @@ class Daemon:
         workers = [part.worker for part in parts if part is not None]
         if isinstance(self.control, PollControl):
             workers.append(self.control.worker)
+        looks: list[Callable[[], None]] = [
+            partial(check_progress, [worker], awake) for worker in workers
+        ]
+        if self._grpc.self_call is not None:
+            looks.append(self._grpc.self_call.check)
         hangs = ""
-        try:
-            check_progress(workers, awake)
-            if self._grpc.self_call is not None:
-                self._grpc.self_call.check()
-        except StageStuck as error:
-            hangs = str(error)
-            if not self._progress[0] or awake.since(self._progress[1]) > _LANES_PROGRESS_S:
-                raise
+        for look in looks:  # each: one that hangs must not hide that another one has died
+            try:
+                look()
+            except StageStuck as error:
+                hangs = hangs or str(error)
+        if hangs and (not self._progress[0] or awake.since(self._progress[1]) > _LANES_PROGRESS_S):
+            raise StageStuck(hangs)
         if hangs and hangs != self._hangs:
             log.error("%s; the daemon goes on, as lanes do", hangs)
         self._hangs = hangs

@@ -25,7 +25,7 @@ from support.waiting import wait_until
 from edge_server.api.grpc import client
 from edge_server.daemon import daemon as daemon_module
 from edge_server.daemon.daemon import Daemon
-from edge_server.errors import EdgeServerError, StageStuck
+from edge_server.errors import EdgeServerError, InternalError, StageStuck
 from edge_server.mqtt.link import Link
 from edge_server.pipeline.event_log import EventLog
 from edge_server.requests import InferRequest, InferResponse
@@ -397,6 +397,23 @@ def test_a_part_that_hangs_does_not_end_a_daemon_whose_lanes_progress(
         watched.result(PATIENCE_S)
     if part == "mqtt":
         assert world.daemon._lanes.publisher.workers() != world.workers[1:]
+
+
+def test_a_part_that_hangs_does_not_hide_one_that_died(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = HangingParts(monkeypatch, "events", "synthetic://road?seed=7&fps=10")
+
+    def watch() -> None:
+        wait_until(lambda: "worker events: no progress" in caplog.text, PATIENCE_S)
+        assert world.daemon._grpc.self_call is not None
+        world.daemon._grpc.self_call.worker.failure = ZeroDivisionError("planted")
+
+    with ThreadPoolExecutor(1) as pool:
+        watched = pool.submit(watch)
+        with pytest.raises(InternalError, match="worker grpc-self-call: ZeroDivisionError"):
+            world.run()
+        watched.result(PATIENCE_S)
 
 
 def test_a_part_that_hangs_ends_a_daemon_without_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
