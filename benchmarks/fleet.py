@@ -65,7 +65,7 @@ STEP_S = 180.0
 INDEX = "edge-server.channel"
 
 
-class Vehicle:
+class SimulatedVehicle:
     """One vehicle: its repository, its store, and what follows the channel."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Fleet:
         self._client.loop_start()
         self.vehicles = []
         for number in range(count):
-            vehicle = Vehicle(
+            vehicle = SimulatedVehicle(
                 folder, number, self.source, self.key, ca=authority.ca, interval_s=interval_s
             )
             vehicle.bad = self.bad
@@ -168,7 +168,7 @@ class Fleet:
         self.registry.stop()
         self.broker.kill()
 
-    def _drive(self, vehicles: list[Vehicle]) -> None:
+    def _drive(self, vehicles: list[SimulatedVehicle]) -> None:
         while not self._stop.wait(0.2):
             for each in vehicles:
                 if each.awake and not self._stop.is_set():
@@ -177,7 +177,7 @@ class Fleet:
                         each.published = each.follower.report
                         self._tell(each, "channels/lanes", msgspec.json.encode(each.published))
 
-    def _tell(self, vehicle: Vehicle, topic: str, payload: bytes) -> None:
+    def _tell(self, vehicle: SimulatedVehicle, topic: str, payload: bytes) -> None:
         self._client.publish(f"{payloads.PREFIX}/{vehicle.device}/{topic}", payload, 1, retain=True)
 
     def publish(self, *arguments: object) -> str:

@@ -22,7 +22,7 @@ from edge_server.process.worker import Worker
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.lanes.types import Ego, Lane, LaneFrame, Mark, MarkingColor
+    from edge_server.lanes.types import Ego, Lane, LaneFrame, MarkingColor, PictureMark
 
     BgrImage = NDArray[np.uint8]
     Colour = tuple[int, int, int]
@@ -64,7 +64,9 @@ def draw_lanes(image: BgrImage, lanes: Sequence[Lane], ego: Ego | None = None) -
     return picture
 
 
-def draw_lane_frame(image: BgrImage, frame: LaneFrame, marks: Sequence[Mark] = ()) -> BgrImage:
+def draw_lane_frame(
+    image: BgrImage, frame: LaneFrame, marks: Sequence[PictureMark] = ()
+) -> BgrImage:
     """Return a copy of `image` with all that `frame` says of the road, and the marks of other
     networks.
 
@@ -122,7 +124,7 @@ def draw_lines(
     cv2.polylines(picture, fixed, False, colour, thickness, cv2.LINE_AA, _SUBPIXEL_BITS)
 
 
-def _draw_marks(picture: BgrImage, marks: Sequence[Mark]) -> None:
+def _draw_marks(picture: BgrImage, marks: Sequence[PictureMark]) -> None:
     scale = picture.shape[1] / 1280
     tinted = picture.copy() if any(mark.filled for mark in marks) else picture
     for mark in marks:
@@ -323,7 +325,7 @@ class LaneVideo:
         self._began_ns = 0
         self._written = 0
         self._fault: SourceError | None = None
-        self._marks: dict[str, deque[tuple[int, Sequence[Mark]]]] = {}
+        self._marks: dict[str, deque[tuple[int, Sequence[PictureMark]]]] = {}
         self._worker.start()
 
     def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
@@ -339,7 +341,7 @@ class LaneVideo:
                 break
         self.missed += 1
 
-    def mark(self, network: str, capture_mono_ns: int, marks: Sequence[Mark]) -> None:
+    def mark(self, network: str, capture_mono_ns: int, marks: Sequence[PictureMark]) -> None:
         """Draw what a network has found in the frame of that capture."""
         of_network = self._marks.setdefault(network, deque(maxlen=_KEPT_MARKS))
         of_network.append((capture_mono_ns, marks))
@@ -405,7 +407,7 @@ class LaneVideo:
         self._standing = lane_frame, frame
 
     def _drawn(self, lane_frame: LaneFrame, frame: Frame) -> NDArray[np.uint8]:
-        marks: list[Mark] = []
+        marks: list[PictureMark] = []
         for results in tuple(self._marks.values()):
             ages = [(lane_frame.capture_mono_ns - at_ns, found) for at_ns, found in tuple(results)]
             known = [each for each in ages if 0 <= each[0] < _MARKS_NS]

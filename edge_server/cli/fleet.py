@@ -47,7 +47,7 @@ class _Health(msgspec.Struct):
     time: _Stamp | None = None
 
 
-class Vehicle(msgspec.Struct):
+class VehicleRow(msgspec.Struct):
     """What a vehicle has retained.
 
     Attributes:
@@ -105,12 +105,12 @@ def _broker(arguments: argparse.Namespace) -> Mqtt:
     return mqtt
 
 
-def vehicles(retained: Mapping[str, bytes], now_s: float) -> list[Vehicle]:
+def vehicles(retained: Mapping[str, bytes], now_s: float) -> list[VehicleRow]:
     """Return each vehicle with its channels, by what it has retained."""
-    found: dict[str, Vehicle] = {}
+    found: dict[str, VehicleRow] = {}
     for topic, payload in sorted(retained.items()):
         device, what, *_ = topic.removeprefix(f"{PREFIX}/").split("/")
-        vehicle = found.setdefault(device, Vehicle(device))
+        vehicle = found.setdefault(device, VehicleRow(device))
         if what == "status":
             said = _read(payload, _Status)
             vehicle.status, vehicle.version = said.state, said.version
@@ -138,7 +138,7 @@ def _words(channel: ChannelReport) -> str:
     return channel.state if is_well else f"{channel.state} (channel {channel.trouble})"
 
 
-def lines(rows: Sequence[Vehicle]) -> list[str]:
+def lines(rows: Sequence[VehicleRow]) -> list[str]:
     """Return the table, then the reasons, then how many vehicles are in each state."""
     cells: list[tuple[str, ...]] = [_HEAD]
     notes: list[str] = []

@@ -94,7 +94,7 @@ class Lane:
     yellow_evidence: float = 0.0
 
 
-class Mark(NamedTuple):
+class PictureMark(NamedTuple):
     """What is drawn in a picture for something that a network has found.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from edge_server.errors import InternalError, ModelConfigError
-from edge_server.lanes.types import Lane, LaneFrame, Mark
+from edge_server.lanes.types import Lane, LaneFrame, PictureMark
 from edge_server.process.utf8 import as_utf8
 from edge_server.tensors import shape_text
 
@@ -153,7 +153,7 @@ _CLASS_RGB = (
 )
 
 
-def marks_of(frame: NetworkFrame) -> list[Mark]:
+def marks_of(frame: NetworkFrame) -> list[PictureMark]:
     """Return what a picture of the frame shows of its result: boxes, outlines of masks, lines of
     lanes, and the best classes as a text in the lower left corner."""
     match frame.result:
@@ -177,18 +177,18 @@ def marks_of(frame: NetworkFrame) -> list[Mark]:
             ]
         case Classification(classes, labels):
             best = ", ".join(f"{_label(each, labels)} {score:.2f}" for each, score in classes)
-            return [Mark(np.array([[0, frame.height]]), best, _CLASS_RGB[0])]
+            return [PictureMark(np.array([[0, frame.height]]), best, _CLASS_RGB[0])]
         case tuple() as lanes:
             finite = [lane for lane in lanes if np.isfinite(lane.points).all()]
-            return [Mark(lane.points, "", _CLASS_RGB[0]) for lane in finite]
+            return [PictureMark(lane.points, "", _CLASS_RGB[0]) for lane in finite]
     return []
 
 
 def _mark(
     points: NDArray[Any], class_id: int, labels: Sequence[str], text: str = "", **how: bool
-) -> Mark:
+) -> PictureMark:
     rgb = _CLASS_RGB[class_id % len(_CLASS_RGB)]
-    return Mark(points, _label(class_id, labels) + text, rgb, **how)
+    return PictureMark(points, _label(class_id, labels) + text, rgb, **how)
 
 
 def _label(class_id: int, labels: Sequence[str]) -> str:

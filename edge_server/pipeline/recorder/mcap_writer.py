@@ -30,7 +30,7 @@ from edge_server.cameras.mcap_file import (
     RESULTS,
     Records,
 )
-from edge_server.lanes.types import Mark
+from edge_server.lanes.types import PictureMark
 from edge_server.pipeline.messages import LaneMessage, event_message
 from edge_server.pipeline.perception import NetworkFrame, marks_of
 from edge_server.process.disk import atomic_replace
@@ -172,7 +172,7 @@ class FrameMessages:
 
 
 def _annotations(
-    marks: Iterable[tuple[Mark, float]], stamp: Timestamp, scale: float
+    marks: Iterable[tuple[PictureMark, float]], stamp: Timestamp, scale: float
 ) -> ImageAnnotations:
     """Return marks, each with the thickness of its line, in a picture that is `scale` times as
     large as the camera's."""
@@ -199,10 +199,10 @@ def _annotations(
     return drawn
 
 
-def _lines_of(lane_frame: LaneFrame) -> Iterator[tuple[Mark, float]]:
+def _lines_of(lane_frame: LaneFrame) -> Iterator[tuple[PictureMark, float]]:
     for lane in lane_frame.lanes:
         if np.isfinite(lane.points).all():
-            yield Mark(lane.points, "", _RGB[lane.color]), 2.0 if lane.predicted else 4.0
+            yield PictureMark(lane.points, "", _RGB[lane.color]), 2.0 if lane.predicted else 4.0
 
 
 def schema_data(schema: str) -> bytes:

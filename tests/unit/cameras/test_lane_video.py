@@ -12,7 +12,7 @@ import pytest
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.lane_video import LaneVideo, draw_lane_frame
 from edge_server.errors import SourceError
-from edge_server.lanes.types import Ego, LaneFrame, Mark
+from edge_server.lanes.types import Ego, LaneFrame, PictureMark
 from edge_server.pixels import Image, PixelFormat
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def test_marks_of_networks_are_drawn_into_their_frames_and_those_of_the_next_hal
     for number in range(4):
         at_ns = round(number * 4e8)
         if number == 1:
-            video.mark("signs", at_ns, [Mark(corners, "", (255, 0, 0), filled=True)])
+            video.mark("signs", at_ns, [PictureMark(corners, "", (255, 0, 0), filled=True)])
         lane_frame = LaneFrame("front", number, 0, at_ns, 0, WIDTH, HEIGHT, "m")
         grey = Image.of_bgr(np.full((HEIGHT, WIDTH, 3), 128, np.uint8))
         video(lane_frame, Frame(number, grey, at_ns, 0, clock="recording"))
