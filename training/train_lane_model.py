@@ -3,9 +3,10 @@
     python training/train_lane_model.py --labels labels.jsonl --images DIR --minutes 75
     python training/train_lane_model.py --labels labels.jsonl --images DIR --export-only
 
-Needs the extra [train] and no GPU. A run that was stopped goes on from its checkpoint. Without
-labels it trains on rendered roads alone, which is enough for the demo camera and says nothing about
-real ones. docs/training.md tells what labels look like.
+Needs the extra [train] and no GPU; --device cuda uses one. A run that was stopped goes on from its
+checkpoint. Without labels it trains on rendered roads alone, which is enough for the demo camera
+and says nothing about real ones. Under torchrun several processes train one network.
+docs/training.md tells what labels look like.
 """
 
 from __future__ import annotations
@@ -93,12 +94,27 @@ def arguments() -> argparse.Namespace:
     )
     run.add_argument("--seed", type=int, default=7, help="(default: %(default)s)")
     run.add_argument("--threads", type=int, default=2, help="of PyTorch (default: %(default)s)")
+    run.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    run.add_argument(
+        "--loaders",
+        type=int,
+        default=1,
+        metavar="COUNT",
+        help="processes that make the images, a core each (default: %(default)s)",
+    )
     run.add_argument(
         "--checkpoint",
         type=Path,
         default=ROOT / "build" / "lane_training.pt",
         metavar="FILE",
         help="gone on from where it is there (default: %(default)s)",
+    )
+    run.add_argument(
+        "--save-every",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="between two checkpoints (default: %(default)g)",
     )
     run.add_argument(
         "--other-material",
@@ -125,7 +141,9 @@ def arguments() -> argparse.Namespace:
         metavar="DIR",
         help="a model, ready for a repository; what is there is replaced (default: %(default)s)",
     )
-    made.add_argument("--export-only", action="store_true", help="from the checkpoint as it is")
+    part = made.add_mutually_exclusive_group()
+    part.add_argument("--export-only", action="store_true", help="from the checkpoint as it is")
+    part.add_argument("--train-only", action="store_true", help="make nothing but the checkpoint")
     made.add_argument(
         "--show",
         type=Path,
@@ -138,6 +156,8 @@ def arguments() -> argparse.Namespace:
     )
     options = parser.parse_args()
     check_material(parser, options)
+    if options.loaders < 1:
+        parser.error(f"--loaders {options.loaders}: give 1 or more")
     if options.late_layers and options.begin_with is None:
         parser.error("--late-layers: give --begin-with too; random early layers know nothing")
     for file in (options.notes, options.begin_with):
@@ -207,7 +227,7 @@ def main() -> None:
 def make(options: argparse.Namespace, material: Material | None) -> None:
     """Everything that needs PyTorch.
 
-    Raises: MaterialError: see `read_checkpoint`.
+    Raises: MaterialError: see `read_checkpoint` and `train`.
     """
     try:
         import numpy as np  # noqa: PLC0415
@@ -245,8 +265,13 @@ def make(options: argparse.Namespace, material: Material | None) -> None:
         other_material=options.other_material,
         begin_with=options.begin_with,
         late_layers=options.late_layers,
+        device=options.device,
+        loaders=options.loaders,
+        save_every_s=options.save_every,
     )
     state = read_checkpoint(plan) if options.export_only else train(plan)
+    if state is None or options.train_only:
+        return
     network = LaneNetwork()
     network.load_state_dict(state["average"])
     network.eval()
@@ -272,6 +297,7 @@ def make(options: argparse.Namespace, material: Material | None) -> None:
         rate=state.get("rate", options.rate),
         material=material,
         began_with=began_with(state),
+        device=state.get("device", "the CPU"),
         earlier=learnt_from(state),
         network=network,
         model_file=model_file,

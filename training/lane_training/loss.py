@@ -57,19 +57,21 @@ class Assignment:
 
     Attributes:
         image, anchor, lane: (P,) int64 indices of the positives.
+        positives: (B,) int64 number of them in each image.
         negative: (B, 2784) bool.
     """
 
     image: Tensor
     anchor: Tensor
     lane: Tensor
+    positives: Tensor
     negative: Tensor
 
 
 def _lane_extent(x_px: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """First and last visible row of each lane and whether it has any, each (B, L)."""
     visible = (x_px >= 0) & (x_px < INPUT_WIDTH_PX)
-    rows = torch.arange(ROW_COUNT)
+    rows = torch.arange(ROW_COUNT, device=x_px.device)
     first = torch.where(visible, rows, ROW_COUNT).amin(-1)
     last = torch.where(visible, rows, -1).amax(-1)
     return first, last, last - first >= 2
@@ -79,26 +81,30 @@ def _start_rows(anchors: Tensor) -> Tensor:
     return (anchors[:, START_Y_COLUMN] * (ROW_COUNT - 1)).round()
 
 
-def _distances(anchors: Tensor, x_px: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _match_rows(anchors: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that anchors are compared on, (R,), and the anchors' x on them, (2784, R)."""
+    rows = torch.arange(ROW_COUNT, device=anchors.device)[MATCH_ROWS]
+    return rows, anchors[:, FIRST_X_COLUMN:][:, MATCH_ROWS]
+
+
+def _distances(anchors: Tensor, x_px: Tensor) -> Tensor:
     """Mean horizontal distance of every lane to every anchor over the rows both have.
 
     Returns:
-        image, lane: (M,) int64, where the lanes are in the batch.
-        distance: (M, 2784) in pixels, huge for an anchor that cannot stand for the lane.
+        (B, L, 2784) in pixels, huge for an anchor that cannot stand for the lane.
     """
     first, last, present = _lane_extent(x_px)
-    image, lane = torch.nonzero(present, as_tuple=True)
-    lowest, highest = first[image, lane][:, None], last[image, lane][:, None]
+    lowest, highest = first[..., None], last[..., None]
     start = _start_rows(anchors)
-    rows = torch.arange(ROW_COUNT)[MATCH_ROWS]
+    rows, anchor_x = _match_rows(anchors)
     from_row = torch.maximum(lowest, start)[..., None]
     common = ((rows >= from_row) & (rows <= highest[..., None])).float()
-    anchor_x = anchors[None, :, FIRST_X_COLUMN:][..., MATCH_ROWS]
-    lane_x = x_px[image, lane][:, None, MATCH_ROWS].nan_to_num()
+    lane_x = x_px[:, :, None, MATCH_ROWS].nan_to_num()
     shared = common.sum(-1)
     distance = (anchor_x - lane_x).abs_().mul_(common).sum(-1) / shared.clamp(min=1)
     latest = lowest + LATEST_START_SHARE * (highest - lowest)
-    return image, lane, distance.masked_fill_((shared == 0) | (start > latest), UNREACHABLE_PX)
+    apart = (shared == 0) | (start > latest) | ~present[..., None]
+    return distance.masked_fill_(apart, UNREACHABLE_PX)
 
 
 def _miss_vanishing_point(anchors: Tensor, vanishing_px: Tensor) -> Tensor:
@@ -111,35 +117,33 @@ def _miss_vanishing_point(anchors: Tensor, vanishing_px: Tensor) -> Tensor:
 
 def _between_own_lines(anchors: Tensor, targets: Targets) -> Tensor:
     """(B, 2784) bool: anchors that stay between the two lines of a labelled own lane."""
-    between = torch.zeros(len(targets.x_px), len(anchors), dtype=torch.bool)
-    known = targets.own_lane & ((targets.lane_weight > 0).sum(1) == 2)
-    if not known.any():
-        return between
-    lines = targets.x_px[known][targets.lane_weight[known] > 0].reshape(-1, 2, ROW_COUNT)
-    one, other = lines[:, None, :, MATCH_ROWS].unbind(2)
-    x = anchors[None, :, FIRST_X_COLUMN:][..., MATCH_ROWS]
-    rows = torch.arange(ROW_COUNT)[MATCH_ROWS]
+    labelled = targets.lane_weight > 0
+    known = targets.own_lane & (labelled.sum(1) == 2)
+    two = labelled.float().topk(2, dim=1).indices
+    lines = targets.x_px.gather(1, two[..., None].expand(-1, -1, ROW_COUNT))
+    one, other = lines[:, :, None, MATCH_ROWS].unbind(1)
+    rows, x = _match_rows(anchors)
     common = (rows >= _start_rows(anchors)[:, None]) & ~(one + other).isnan()
     outside = common & ((x - one) * (x - other) >= 0)
-    between[known] = ~outside.any(-1) & (common.sum(-1) >= FEWEST_ROWS_BETWEEN)
-    return between
+    return known[:, None] & ~outside.any(-1) & (common.sum(-1) >= FEWEST_ROWS_BETWEEN)
 
 
 def assign(anchors: Tensor, targets: Targets) -> Assignment:
-    """Positives are near a lane, or the nearest to one; negatives are certainly far from all."""
-    image, lane, distance = _distances(anchors, targets.x_px)
-    ignored = targets.lane_weight[image, lane] == 0
-    near = (distance[ignored] < IGNORED_LANE_PX).float()
-    near_ignored = torch.zeros(len(targets.x_px), len(anchors)).index_add(0, image[ignored], near)
-    image, lane, distance = image[~ignored], lane[~ignored], distance[~ignored]
-    of_lane = torch.full((*targets.x_px.shape[:2], len(anchors)), UNREACHABLE_PX)
-    of_lane[image, lane] = distance
-    nearest, nearest_lane = of_lane.min(dim=1)
+    """Positives are near a lane, or the nearest to one; negatives are certainly far from all.
+
+    The device is waited for once, to learn how many positives there are.
+    """
+    distance = _distances(anchors, targets.x_px)
+    ignored = targets.lane_weight[..., None] == 0
+    near_ignored = (ignored & (distance < IGNORED_LANE_PX)).any(1)
+    distance = distance.masked_fill(ignored, UNREACHABLE_PX)
+    nearest, nearest_lane = distance.min(dim=1)
     positive = nearest < POSITIVE_PX
-    best, best_anchor = distance.min(dim=1)
-    keep = best < FORCED_POSITIVE_PX
-    positive[image[keep], best_anchor[keep]] = True
-    nearest_lane[image[keep], best_anchor[keep]] = lane[keep]
+    best, best_anchor = distance.min(dim=2)
+    for lane in range(distance.shape[1]):
+        chosen, there = best_anchor[:, lane, None], best[:, lane, None] < FORCED_POSITIVE_PX
+        positive.scatter_(1, chosen, positive.gather(1, chosen) | there)
+        nearest_lane.scatter_(1, chosen, torch.where(there, lane, nearest_lane.gather(1, chosen)))
 
     certain = targets.complete[:, None] | (nearest < NEAR_MISS_PX)
     certain |= _miss_vanishing_point(anchors, targets.vanishing_px)
@@ -149,7 +153,8 @@ def assign(anchors: Tensor, targets: Targets) -> Assignment:
         image=positive_image,
         anchor=positive_anchor,
         lane=nearest_lane[positive_image, positive_anchor],
-        negative=(nearest > NEGATIVE_PX) & certain & ~positive & (near_ignored == 0),
+        positives=positive.sum(1),
+        negative=(nearest > NEGATIVE_PX) & certain & ~positive & ~near_ignored,
     )
 
 
@@ -158,28 +163,26 @@ def _focal(margin: Tensor, weight: float) -> Tensor:
     return weight * torch.sigmoid(-margin) ** 2 * functional.softplus(-margin)
 
 
-def lane_loss(raw: Tensor, anchors: Tensor, targets: Targets) -> tuple[Tensor, dict[str, float]]:
-    """Loss of the head's raw predictions (B, 2784, 75), and its parts for the progress line."""
+def lane_loss(raw: Tensor, anchors: Tensor, targets: Targets) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of the head's raw predictions (B, 2784, 75), and its parts, all on their device."""
     match = assign(anchors, targets)
     batch = len(raw)
     margin = raw[..., 1] - raw[..., 0]
     image, anchor, lane = match.image, match.anchor, match.lane
-    positives = torch.bincount(image, minlength=batch).clamp(min=1)
+    positives = match.positives.clamp(min=1)
     negative_cost = (_focal(-margin, FOCAL_NEGATIVE) * match.negative).sum(1)
     weight = targets.lane_weight[image, lane]
-    positive_cost = torch.zeros(batch).index_add(
+    positive_cost = raw.new_zeros(batch).index_add(
         0, image, weight * _focal(margin[image, anchor], FOCAL_POSITIVE)
     )
     classes = ((negative_cost + positive_cost) / positives).mean()
-    if len(image) == 0:
-        return CLASS_WEIGHT * classes, {"class": float(classes.detach())}
 
     first, last, _ = _lane_extent(targets.x_px)
     first, last = first[image, lane], last[image, lane]
     chosen = raw[image, anchor]
     x_px = anchors[anchor, FIRST_X_COLUMN:] + OFFSET_SCALE_PX * chosen[:, 3:]
     start = _start_rows(anchors[anchor])
-    rows = torch.arange(ROW_COUNT)
+    rows = torch.arange(ROW_COUNT, device=raw.device)
     goal = targets.x_px[image, lane]
     # From the lower of the two starts: decoding extends a lane below its anchor's start.
     valid = (rows >= torch.minimum(first, start)[:, None]) & (rows <= last[:, None]) & ~goal.isnan()
@@ -197,4 +200,4 @@ def lane_loss(raw: Tensor, anchors: Tensor, targets: Targets) -> tuple[Tensor, d
     offset, length_part = (offset_cost * share).sum(), (length_cost * share).sum()
     total = CLASS_WEIGHT * classes + offset + LENGTH_WEIGHT * length_part
     parts = {"class": classes, "offset": offset, "length": length_part}
-    return total, {name: float(value.detach()) for name, value in parts.items()}
+    return total, {name: value.detach() for name, value in parts.items()}

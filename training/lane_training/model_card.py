@@ -89,6 +89,7 @@ class Run:
 
     Attributes:
         began_with: what the first weights were.
+        device: what computed the steps.
         earlier: of each material, in turn: its identity, name and the step it was begun with.
     """
 
@@ -99,6 +100,7 @@ class Run:
     rate: float
     material: Material | None
     began_with: str
+    device: str
     earlier: list[tuple[str, str, int]]
     network: LaneNetwork
     model_file: Path
@@ -199,6 +201,7 @@ def write_card(path: Path, run: Run, figures: Figures, notes: str = "") -> None:
         "seed": str(run.seed),
         "rate": f"{run.rate:.1e}",
         "began_with": run.began_with,
+        "device": run.device,
         "earlier": _earlier(run),
         "found": _found(figures.found),
         "threshold": f"{figures.threshold:g}",
