@@ -439,19 +439,18 @@ def paint_line(image: NDArray[np.uint8], view: View, line: Line, distance_m: flo
         stretches = spans(view, starts_m, line.dash_m, reach_m)
     for stroke_m in line.strokes_m:
         left_m = line.offset_m + stroke_m - line.width_m / 2
-        if line.missing:
-            left = _what_is_left(view, line, stretches, distance_m)
-            strips = [view.strip(left_m, left_m + line.width_m, z_m) for z_m in left]
-        else:
-            strips = list(view.strip(left_m, left_m + line.width_m, stretches))
-        fill_polygons(image, strips, line.colour)
+        worn = line.missing and len(stretches)
+        kept = _what_is_left(view, line, stretches, distance_m) if worn else [stretches]
+        strips = [view.strip(left_m, left_m + line.width_m, z_m) for z_m in kept]
+        fill_polygons(image, itertools.chain(*strips), line.colour)
 
 
 def _what_is_left(
     view: View, line: Line, stretches: NDArray[np.float64], distance_m: float
 ) -> list[NDArray[np.float64]]:
-    """Return the stretches without the patches that are gone: small ones, and whole lengths."""
-    left = []
+    """Return the stretches without the patches that are gone: small ones, and whole lengths; each
+    array has stretches of as many samples, (N, S)."""
+    begins, ends, far = [], [], []
     for stretch in stretches:
         reach_m = min(float(stretch[-1]), WORN_VIEW_M)
         first = np.floor((distance_m + stretch[0]) / PATCH_M)
@@ -460,10 +459,12 @@ def _what_is_left(
         begin = np.maximum(number * PATCH_M - distance_m, stretch[0])
         end = np.minimum((number + 1) * PATCH_M - distance_m, reach_m)
         kept = (chance > line.missing) & (end - begin > 0.02)
-        left += [np.linspace(a, b, 3) for a, b in zip(begin[kept], end[kept], strict=True)]
+        begins.append(begin[kept])
+        ends.append(end[kept])
         if stretch[-1] > reach_m:
-            left.append(np.append(reach_m, view.z_m[view.z_m > reach_m]))
-    return left
+            far.append(np.append(reach_m, view.z_m[view.z_m > reach_m])[None])
+    patches = np.linspace(np.concatenate(begins), np.concatenate(ends), 3, axis=-1)
+    return [patches, *far]
 
 
 def _chance(number: NDArray[np.float64], phase: float) -> NDArray[np.float64]:

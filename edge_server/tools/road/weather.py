@@ -72,12 +72,13 @@ def draw_bonnet(picture: Floats, share: float, ambient: float, rng: np.random.Ge
     height, width = picture.shape[:2]
     x = np.arange(width, dtype=np.float32) / width - 0.5
     top = height * (1.0 - share * (1.0 - rng.uniform(0.3, 1.2) * (2 * x) ** 2))
-    y = np.arange(height, dtype=np.float32)[:, None]
+    first = max(int(top.min()), 0)
+    y = np.arange(first, height, dtype=np.float32)[:, None]
     cover = np.clip(y - top, 0.0, 1.0)[..., None]
     shine = np.clip(1.0 - (y - top) / (0.06 * height), 0.0, 1.0)[..., None]
     paint = rng.uniform(10, 90, 3).astype(np.float32) * max(ambient, 0.1)
     mirrored = picture[: max(height // 4, 1)].mean(axis=(0, 1)) * 0.5
-    picture += cover * (paint + shine * mirrored - picture)
+    picture[first:] += cover * (paint + shine * mirrored - picture[first:])
 
 
 def _coarse(view: View) -> tuple[Floats, Floats]:
