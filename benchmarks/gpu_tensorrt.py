@@ -188,15 +188,11 @@ class Tried:
             self._goal(f"{name}: built and run", "refused, see the notes", met=False)
 
     def _network(self, folder: Path, precision: str, name: str) -> None:
-        text = LANES + _parameter("plan_precision", precision)
-        directory = folder / NETWORK
-        for other in (PREPROCESS, DECODE, CHAIN):
-            shutil.copytree(MODELS / other, folder / other)
-        (directory / "1").mkdir(parents=True)
-        shutil.copyfile(MODELS / NETWORK / "1" / "model.onnx", directory / "1" / "model.onnx")
-        build_s = _build(directory, text)
+        build_s = with_plan(folder, precision)
+        config = folder / NETWORK / "config.pbtxt"
+        text = config.read_text()
         for graphs in (False, True):
-            (directory / "config.pbtxt").write_text(text + GRAPHS[graphs])
+            config.write_text(text + GRAPHS[graphs])
             how = f"{name}, {'with' if graphs else 'without'} CUDA graphs"
             told = len(self.notes)
             with serving(self._devices, folder) as snapshot:
@@ -361,6 +357,23 @@ def serving(devices: Devices, repository: Path, *, gpus: int | None = None) -> I
     finally:
         registry.clear()
         registry.wait_closed(10.0)
+
+
+def with_plan(folder: Path, precision: str) -> float:
+    """Copy the shipped models to `folder`, the network as a plan that is built here.
+
+    Returns:
+        How long its build took, in seconds.
+
+    Raises:
+        EdgeServerError: it cannot be built.
+    """
+    for other in (PREPROCESS, DECODE, CHAIN):
+        shutil.copytree(MODELS / other, folder / other)
+    directory = folder / NETWORK
+    (directory / "1").mkdir(parents=True)
+    shutil.copyfile(MODELS / NETWORK / "1" / "model.onnx", directory / "1" / "model.onnx")
+    return _build(directory, LANES + _parameter("plan_precision", precision))
 
 
 def _build(directory: Path, text: str) -> float:
