@@ -138,6 +138,7 @@ def export(network: LaneNetwork, path: Path) -> None:
     )
     model = onnx.load(str(beside))
     _store_half(model.graph, (ANCHOR_COUNT, POOLED_ROWS * POOLED_COLUMNS))
+    store_indices(model.graph)
     onnx.checker.check_model(model, full_check=True)
     model.producer_name, model.producer_version, model.doc_string = "edge_server", "", ""
     onnx.save(model, str(beside))
@@ -152,6 +153,23 @@ def _store_half(graph: onnx.GraphProto, shape: tuple[int, ...]) -> None:
     wide.CopyFrom(onnx.numpy_helper.from_array(half, f"{name}_half"))
     widen = onnx.helper.make_node("Cast", [f"{name}_half"], [name], to=onnx.TensorProto.FLOAT)
     graph.node.insert(0, widen)
+
+
+def store_indices(graph: onnx.GraphProto) -> None:
+    """Stores what is sliced as tensors, where PyTorch writes `Unsqueeze` of constants: TensorRT 8.6
+    refuses axes that are computed ("does not support dynamic axes")."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant"}
+    for node in list(graph.node):
+        if node.op_type == "Unsqueeze" and all(name in constants for name in node.input):
+            what, axes = (onnx.numpy_helper.to_array(constants[name]) for name in node.input)
+            array = np.ascontiguousarray(np.expand_dims(what, tuple(axes)))
+            graph.initializer.append(onnx.numpy_helper.from_array(array, node.output[0]))
+            graph.node.remove(node)
+    used = {name for node in graph.node for name in node.input}
+    for node in list(graph.node):
+        if node.op_type == "Constant" and node.output[0] not in used:
+            graph.node.remove(node)
 
 
 def load_exported(network: LaneNetwork, path: Path) -> list[str]:
@@ -190,6 +208,7 @@ def load_exported(network: LaneNetwork, path: Path) -> list[str]:
         state["predict.bias"].copy_(tensors.pop("columns")[-1][predicted] / scale)
         for name in ("pooling_half", "shape", "lines"):
             del tensors[name]
+        tensors = {name: each for name, each in tensors.items() if not name.startswith("/")}
         for name, tensor in tensors.items():
             state[name].copy_(tensor)
     except (KeyError, RuntimeError) as error:

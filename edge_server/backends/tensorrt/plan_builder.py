@@ -142,6 +142,9 @@ def _parse(network: trt.INetworkDefinition, onnx: Path, options: BuildOptions) -
         return parser
     errors: list[trt.ParserError] = [parser.get_error(i) for i in range(parser.num_errors)]
     lines = [_error_text(error) for error in errors] or [f"  {_errors()}"]
+    # Slice with axes that other nodes calculate from constants, as PyTorch writes them.
+    if any("dynamic axes" in line for line in lines):
+        lines.append("  edge-server convert FILE --simplify writes such axes as constants")
     raise ModelConfigError(
         f"{onnx}: TensorRT {trt.__version__} cannot read it:\n" + "\n".join(lines)
     )

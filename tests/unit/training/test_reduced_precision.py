@@ -32,6 +32,24 @@ def test_it_is_of_the_network_that_ships(precision: Precision) -> None:
     assert [each.name for each in model.graph.output] == [each.name for each in shipped.output]
 
 
+NETWORKS = [
+    *SHIPPED.parent.glob("*.onnx"),
+    *(Path(__file__).parents[3] / "examples" / "networks").glob("*/1/*.onnx"),
+]
+
+
+@pytest.mark.parametrize("path", NETWORKS, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+def test_axes_are_stored_as_tensorrt_8_wants_them(path: Path) -> None:
+    """What computes them, TensorRT 8.6 refuses on an H200: "does not support dynamic axes"."""
+    graph = onnx.load(str(path)).graph
+    stored = {tensor.name for tensor in graph.initializer}
+    stored |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    axes = {"Slice": 3, "Squeeze": 1, "Unsqueeze": 1, "ReduceSum": 1, "ReduceMean": 1, "Pad": 3}
+    for node in graph.node:
+        computed = set(node.input[axes.get(node.op_type, len(node.input)) :][:1]) - stored - {""}
+        assert not computed, f"{node.op_type} {node.name}: {computed}"
+
+
 def test_the_weights_of_convolutions_are_int8_symmetric_with_a_scale_for_each_channel() -> None:
     graph = onnx.load(str(precision_file(SHIPPED, "int8"))).graph
     tensors = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
