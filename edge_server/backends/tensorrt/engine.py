@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorrt as trt
 
-from edge_server.backends.tensorrt.plan_config import PlanIO, no_such_core
+from edge_server.backends.tensorrt.plan_config import PlanIO, free_over_profiles, no_such_core
 from edge_server.backends.tensorrt.plan_options import (
     DeviceFacts,
     PlanTensor,
@@ -162,6 +162,10 @@ def _io(engine: trt.ICudaEngine) -> PlanIO:
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     tensors = tuple(_tensor(engine, name) for name in names)
     count = engine.num_optimization_profiles
+    if version_here() < (10, 0) and count > 1:
+        inputs = [t for t in tensors if t.is_input and not t.holds_shape]
+        told = [{t.name: _shapes(engine, t.name, index) for t in inputs} for index in range(count)]
+        tensors = free_over_profiles(tensors, told)
     free = [t for t in tensors if t.is_input and (t.holds_shape or -1 in t.shape)]
     profiles = [
         {t.name: found for t in free if (found := _range(engine, t, index)) is not None}
@@ -187,14 +191,17 @@ def _tensor(engine: trt.ICudaEngine, name: str) -> PlanTensor:
 def _range(engine: trt.ICudaEngine, tensor: PlanTensor, profile: int) -> Range | None:
     """Return the range; None where this version of TensorRT has no function for it."""
     if not tensor.holds_shape:
-        found = engine.get_tensor_profile_shape(tensor.name, profile)
-    elif hasattr(engine, "get_tensor_profile_values"):
-        # From 10.3 on; before, TensorRT itself refuses values outside the range.
-        found = engine.get_tensor_profile_values(profile, tensor.name)
-    else:
+        return _shapes(engine, tensor.name, profile)
+    if not hasattr(engine, "get_tensor_profile_values"):
+        # Before 10.3; TensorRT itself refuses values outside the range.
         return None
-    least, best, most = (tuple(map(int, sizes)) for sizes in found)
-    return Range(least, best, most)
+    least, best, most = engine.get_tensor_profile_values(profile, tensor.name)
+    return Range(tuple(least), tuple(best), tuple(most))
+
+
+def _shapes(engine: trt.ICudaEngine, name: str, profile: int) -> Range:
+    least, best, most = engine.get_tensor_profile_shape(name, profile)
+    return Range(tuple(least), tuple(best), tuple(most))
 
 
 class TrtLog:

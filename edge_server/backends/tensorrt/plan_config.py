@@ -158,6 +158,30 @@ class PlanIO:
         return found
 
 
+def free_over_profiles(
+    tensors: Sequence[PlanTensor], profiles: Sequence[Mapping[str, Range]]
+) -> tuple[PlanTensor, ...]:
+    """Return `tensors` with -1 where profiles differ.
+
+    TensorRT 8.6 tells the shapes of the first profile, with 1 for a batch that this one fixes.
+
+    Args:
+        profiles: every input → its range, of each profile; of outputs the batch alone is known.
+    """
+
+    def shape(tensor: PlanTensor) -> tuple[int, ...]:
+        if tensor.name not in profiles[0]:
+            return (-1, *tensor.shape[1:]) if tensor.shape[:1] in batches else tensor.shape
+        ranges = [profile[tensor.name] for profile in profiles]
+        sizes = zip(*(sizes for each in ranges for sizes in (each.min, each.max)), strict=True)
+        return tuple(size[0] if len(set(size)) == 1 else -1 for size in sizes)
+
+    first = profiles[0].items()
+    free = {name for name, _ in first if len({p[name].max[:1] for p in profiles}) > 1}
+    batches = {r.max[:1] for name, r in first if name in free and r.min[:1] == r.max[:1]}
+    return tuple(replace(tensor, shape=shape(tensor)) for tensor in tensors)
+
+
 def datatype_of(tensor: PlanTensor) -> DataType | None:
     try:
         return DataType(tensor.datatype)

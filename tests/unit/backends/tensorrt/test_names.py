@@ -13,8 +13,8 @@ NAMES: dict[str, Any] = real_bindings.names()
 PLANTED = {
     "what only 10 has, its guard taken away": (
         "engine.py",
-        'elif hasattr(engine, "get_tensor_profile_values"):',
-        "elif tensor.is_input:",
+        'if not hasattr(engine, "get_tensor_profile_values"):',
+        "if not tensor.is_input:",
         "trt.ICudaEngine.get_tensor_profile_values is not in TensorRT 8.6,",
     ),
     "the way to run by numbers of bindings, which 10 has dropped": (

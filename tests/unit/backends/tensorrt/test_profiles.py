@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.plan_config import PlanIO, ProfileChoice
+from edge_server.backends.tensorrt.plan_config import PlanIO, ProfileChoice, free_over_profiles
 from edge_server.backends.tensorrt.plan_options import PlanTensor, Range
 from edge_server.errors import InvalidRequest
 
@@ -89,3 +89,22 @@ def test_what_a_plan_takes_comes_back_from_the_process_that_read_it() -> None:
         ({"x": Range((1, 4), (2, 4), (8, 4))},),
     )
     assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(read)), PlanIO) == read
+
+
+def test_what_tensorrt_8_tells_of_the_first_profile_is_free_where_others_differ() -> None:
+    """So TensorRT 8.6 told a plan of two profiles, the first for a batch of 1, on an H200."""
+    told = [
+        PlanTensor("x", True, "FP32", (1, 4), "", False),
+        PlanTensor("fixed", True, "FP32", (1, 3), "", False),
+        PlanTensor("y", False, "FP32", (1, 9), "", False),
+        PlanTensor("sum", False, "FP32", (9,), "", False),
+    ]
+    fixed = Range((1, 3), (1, 3), (1, 3))
+    profiles = [
+        {"x": Range((1, 4), (1, 4), (1, 4)), "fixed": fixed},
+        {"x": Range((2, 4), (8, 4), (8, 4)), "fixed": fixed},
+    ]
+    shapes = [tensor.shape for tensor in free_over_profiles(told, profiles)]
+    assert shapes == [(-1, 4), (1, 3), (-1, 9), (9,)]
+    same = [profiles[0], profiles[0]]
+    assert free_over_profiles(told, same) == tuple(told)
