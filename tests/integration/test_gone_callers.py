@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from integration.test_sequences import write_model
 from onnx import helper as onnx_helper
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
-
-from tests.integration.test_sequences import write_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tritonclient.grpc as triton_grpc
+from integration.test_http_triton import READY, Server, call, start, tensor
 from support.waiting import wait_until
-
-from tests.integration.test_http_triton import READY, Server, call, start, tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

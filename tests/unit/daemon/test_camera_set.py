@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from support.waiting import wait_until
+from unit.pipeline.given_lanes import GivenLanes, data_plane
 
 from edge_server.cameras.frame import Frame, Pace
 from edge_server.cameras.source import SourceKind
@@ -28,7 +29,6 @@ from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import ColourMatrix, Image
 from edge_server.settings import CameraSection, Settings
-from tests.unit.pipeline.given_lanes import GivenLanes, data_plane
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

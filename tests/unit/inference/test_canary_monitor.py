@@ -8,6 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from unit.inference.canaries import (
+    CONFIG,
+    DECOUPLED,
+    FINE,
+    NAN,
+    TERMS,
+    TIMED,
+    Canary,
+    FixedScheduler,
+    config,
+    predecessor,
+    response,
+    unwatched,
+)
 
 from edge_server.errors import (
     Cancelled,
@@ -31,20 +45,6 @@ from edge_server.requests import (
     SequencePlace,
 )
 from edge_server.tensors import DataType, Tensor
-from tests.unit.inference.canaries import (
-    CONFIG,
-    DECOUPLED,
-    FINE,
-    NAN,
-    TERMS,
-    TIMED,
-    Canary,
-    FixedScheduler,
-    config,
-    predecessor,
-    response,
-    unwatched,
-)
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from support.waiting import wait_until
-
-from edge_server.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    EdgeServerError,
-    InternalError,
-    Unavailable,
-)
-from edge_server.inference.line import StepThreads
-from edge_server.requests import InferRequest
-from edge_server.tensors import Tensor
-from tests.unit.inference.ensembles import (
+from unit.inference.ensembles import (
     TIMEOUT_S,
     Models,
     Queueing,
@@ -36,7 +25,18 @@ from tests.unit.inference.ensembles import (
     submitted,
     value,
 )
-from tests.unit.inference.threads import no_more_threads
+from unit.inference.threads import no_more_threads
+
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    Unavailable,
+)
+from edge_server.inference.line import StepThreads
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

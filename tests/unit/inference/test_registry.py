@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
+from unit.inference.threads import no_more_threads
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
 from edge_server.inference.registry import (
@@ -23,7 +24,6 @@ from edge_server.inference.registry import (
 )
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
-from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from edge_server.requests import InferRequest, Respond

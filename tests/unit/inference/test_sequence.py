@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from unit.inference.sequences import (
+    A_MINUTE,
+    TIMEOUT_S,
+    Accumulate,
+    Closes,
+    Road,
+    SentRequest,
+    model_config,
+)
+from unit.inference.threads import no_more_threads
 
 from edge_server.backends.contract import TensorInstance, TensorModel
 from edge_server.errors import (
@@ -22,16 +32,6 @@ from edge_server.errors import (
 from edge_server.inference.scheduling import Scheduling
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
-from tests.unit.inference.sequences import (
-    A_MINUTE,
-    TIMEOUT_S,
-    Accumulate,
-    Closes,
-    Road,
-    SentRequest,
-    model_config,
-)
-from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from unit.inference.sequences import (
+    A_MINUTE,
+    TIMEOUT_S,
+    Accumulate,
+    Caller,
+    Closes,
+    Road,
+    model_config,
+)
 
 from edge_server.errors import (
     Cancelled,
@@ -21,15 +30,6 @@ from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
-from tests.unit.inference.sequences import (
-    A_MINUTE,
-    TIMEOUT_S,
-    Accumulate,
-    Caller,
-    Closes,
-    Road,
-    model_config,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

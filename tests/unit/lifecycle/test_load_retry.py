@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
+from unit.lifecycle.board import CONFIG, ENSEMBLE, LATER_S, TIMEOUT_S, Board
 
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, Unavailable
 from edge_server.inference.registry import ModelState
 from edge_server.repository.change_detector import Change
 from edge_server.repository.verdicts import GOOD, LOADING, WAITS, QuarantineReleases
-from tests.unit.lifecycle.board import CONFIG, ENSEMBLE, LATER_S, TIMEOUT_S, Board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

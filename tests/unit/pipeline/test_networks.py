@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from support.waiting import wait_until
+from unit.pipeline.given_lanes import GivenLanes, data_plane
+from unit.pipeline.test_pipeline import OneCamera
 
 from edge_server.board.identity import Identity
 from edge_server.cameras import colour
@@ -24,8 +26,6 @@ from edge_server.pipeline.perception import Detections
 from edge_server.pixels import Image, PixelFormat
 from edge_server.settings import NetworkSection
 from edge_server.tensors import Tensor
-from tests.unit.pipeline.given_lanes import GivenLanes, data_plane
-from tests.unit.pipeline.test_pipeline import OneCamera
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
 
 from edge_server.board.identity import Identity
 from edge_server.cameras.calibration import Calibration
@@ -28,7 +29,6 @@ from edge_server.pixels import Image
 from edge_server.process.logs import SAME_LINES, LineLimits
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
-from tests.unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors

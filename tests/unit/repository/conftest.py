@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.deliveries import make_model  # noqa: F401 - a fixture
+from unit.repository.stores import die
 
 from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from tests.unit.repository.stores import die
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from unit.repository.stores import Open, Write
+
     from edge_server.repository.scan import ModelTree
-    from tests.unit.repository.stores import Open, Write
 
 
 @pytest.fixture

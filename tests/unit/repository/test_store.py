@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.repository.stores import text
 
 from edge_server.errors import (
     InternalError,
@@ -18,14 +19,14 @@ from edge_server.errors import (
 from edge_server.repository import store as store_module
 from edge_server.repository.manifest import Manifest, ManifestFile
 from edge_server.repository.scan import files_in, look
-from tests.unit.repository.stores import text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from unit.repository.stores import Open, Write
+
     from edge_server.repository.scan import ModelTree
     from edge_server.repository.store import ModelStore
-    from tests.unit.repository.stores import Open, Write
 
 
 class Keys:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from unit.backends.onnxruntime.graphs import answer, config, write_graph
 
 from edge_server.backends import onnxruntime
 from edge_server.errors import ModelConfigError
-from tests.unit.backends.onnxruntime.graphs import answer, config, write_graph
 
 if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles

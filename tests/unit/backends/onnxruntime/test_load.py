@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 import pytest
+from unit.backends.onnxruntime.graphs import answer, answered, config
 
 from edge_server.backends import onnxruntime
 from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.gpu.device import Devices
-from tests.unit.backends.onnxruntime.graphs import answer, answered, config
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from unit.backends.onnxruntime.graphs import answer, config, write_graph
 
 from edge_server.backends import onnxruntime
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.tensors import DataType
-from tests.unit.backends.onnxruntime.graphs import answer, config, write_graph
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig

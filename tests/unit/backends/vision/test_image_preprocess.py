@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from edge_server.backends.vision.preprocess_cpu import scale_frame
-from edge_server.errors import InvalidRequest, ModelConfigError
-from edge_server.pixels import Image
-from tests.unit.backends.vision.preprocessing import (
+from unit.backends.vision.preprocessing import (
     HALVES,
     IMAGE,
     NETWORK,
@@ -23,6 +19,10 @@ from tests.unit.backends.vision.preprocessing import (
     config,
     frames,
 )
+
+from edge_server.backends.vision.preprocess_cpu import scale_frame
+from edge_server.errors import InvalidRequest, ModelConfigError
+from edge_server.pixels import Image
 
 if TYPE_CHECKING:
     from edge_server.gpu.device import Devices

@@ -10,6 +10,21 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
+from unit.backends.vision.preprocessing import (
+    GPU,
+    IMAGE,
+    NETWORK,
+    PLACES,
+    SIZE,
+    Preprocess,
+    by_opencv,
+    config,
+    copies,
+    entry,
+    frames,
+    parameter,
+)
+from unit.inference.ensembles import models_of
 
 from edge_server.backends.contract import (
     STANDALONE,
@@ -35,21 +50,6 @@ from edge_server.pipeline.lane_model import FrameInputs, ImageInput
 from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
-from tests.unit.backends.vision.preprocessing import (
-    GPU,
-    IMAGE,
-    NETWORK,
-    PLACES,
-    SIZE,
-    Preprocess,
-    by_opencv,
-    config,
-    copies,
-    entry,
-    frames,
-    parameter,
-)
-from tests.unit.inference.ensembles import models_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,6 +11,15 @@ import numpy as np
 import pytest
 from support.counted_backend import Counted
 from support.waiting import wait_until
+from unit.lifecycle.control.world import (
+    COUNTED,
+    READY,
+    TIMEOUT_S,
+    UNLOADED,
+    World,
+    ensemble,
+    set_number,
+)
 
 from edge_server.errors import (
     Cancelled,
@@ -25,15 +34,6 @@ from edge_server.inference.registry import IDLE
 from edge_server.model_config.fields import without_effect
 from edge_server.requests import InferRequest, Reply
 from edge_server.tensors import Tensor
-from tests.unit.lifecycle.control.world import (
-    COUNTED,
-    READY,
-    TIMEOUT_S,
-    UNLOADED,
-    World,
-    ensemble,
-    set_number,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
