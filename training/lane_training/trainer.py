@@ -123,8 +123,8 @@ def settle(network: LaneNetwork, norms: list[str], images: torch.Tensor) -> None
         for layer in layers:
             assert isinstance(layer, nn.BatchNorm2d)
             mean, variance = seen[layer]
-            layer.running_mean.copy_(mean)  # type: ignore[union-attr]  # BatchNorm2d tracks them
-            layer.running_var.copy_(variance)  # type: ignore[union-attr]  # likewise
+            layer.running_mean.copy_(mean)
+            layer.running_var.copy_(variance)
             layer.weight.copy_((variance + layer.eps).sqrt())
             layer.bias.add_(mean)
     for hook in hooks:
@@ -191,7 +191,7 @@ class Training:
         self._anchors = torch.from_numpy(lane_anchors())
         self._network = LaneNetwork()
         self._average = Average(self._network)
-        self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._network.to(memory_format=torch.channels_last)
         self._network.train()
         if plan.late_layers:
             _hold_early_layers(self._network)

@@ -159,7 +159,7 @@ class Drive:
 
 
 def section(uri: str, **more: object) -> CameraSection:
-    return CameraSection(uri=uri, **more)  # type: ignore[arg-type]
+    return CameraSection(uri=uri, **more)
 
 
 FRONT, REAR, LEFT = (section(f"device://{n}") for n in range(3))
@@ -463,15 +463,15 @@ def test_a_request_to_stop_ends_the_trial_of_new_cameras() -> None:
         def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
             self.runs += self.stop_at_next
             if self.stop_at_next:
-                drive.set.ask_to_stop()
+                stopped.set.ask_to_stop()
             return super().run(inputs, outputs)
 
     model = Counted()
-    drive = Drive(model)
+    stopped = Drive(model)
     model.stop_at_next = True
     with pytest.raises(Unavailable, match="the daemon stops"):
-        drive.set.change({"front": FRONT, "rear": REAR, "left": LEFT})
-    assert (model.runs, drive.names(), drive.devices.opened) == (1, [], [])
+        stopped.set.change({"front": FRONT, "rear": REAR, "left": LEFT})
+    assert (model.runs, stopped.names(), stopped.devices.opened) == (1, [], [])
 
 
 def test_the_models_of_cameras_are_those_of_the_present_ones(drive: Drive) -> None:

@@ -280,7 +280,7 @@ def test_infinities_that_its_predecessor_gave_too_are_no_reason() -> None:
     unwatched(before).response = response(NAN)
     for _ in range(150):
         before.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
-    assert before.scheduler.seen.total() == 100  # type: ignore[attr-defined]
+    assert before.scheduler.seen.total() == 100  # type: ignore[attr-defined]  # this scheduler has it
     canary = Canary(before, DECOUPLED)
     canary.send(response(NAN), times=100)
     assert canary.look(now=30.0) == ["passed"]

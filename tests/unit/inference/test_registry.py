@@ -207,7 +207,7 @@ def test_no_model_is_closed_under_a_lease_nor_twice_nor_never(actions: list[str]
         for lease in leases:
             for entry in lease.snapshot.entries.values():
                 assert entry.loaded is not None
-                assert entry.loaded.scheduler.closed == 0  # type: ignore[attr-defined]
+                assert entry.loaded.scheduler.closed == 0  # type: ignore[attr-defined]  # this scheduler has it
     for lease in leases:
         lease.release()
     assert registry.wait_closed(TIMEOUT_S)

@@ -49,7 +49,7 @@ def loaded(scheduling: Scheduling, run: Counted, extra: str = CACHED) -> LoadedM
 
 def asked(model: LoadedModel, *numbers: float, **more: object) -> InferResponse:
     snapshot = Snapshot({("m", 1): ModelEntry("m", 1, ModelState.READY, loaded=model)})
-    return snapshot.infer(InferRequest("m", {"a": value(*numbers)}, **more))  # type: ignore[arg-type]
+    return snapshot.infer(InferRequest("m", {"a": value(*numbers)}, **more))
 
 
 def test_the_same_question_runs_the_model_once_and_is_counted_as_a_hit() -> None:

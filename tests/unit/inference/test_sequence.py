@@ -322,7 +322,7 @@ def test_as_many_candidates_as_can_be_written_cost_nothing(road: Callable[..., R
     most = 2**31 - 1
     m = road(f"{A_MINUTE} oldest {{ max_candidate_sequences: {most} }}")
     assert [m.send(i, i, start=True).value() for i in (1, 2)] == [1, 2]
-    assert m.scheduler._book._made == 2  # type: ignore[attr-defined]
+    assert m.scheduler._book._made == 2  # type: ignore[attr-defined]  # this scheduler has it
 
 
 def test_a_state_that_cannot_be_read_is_refused_before_an_instance_is_made() -> None:

@@ -53,7 +53,7 @@ def test_it_is_loaded_when_there_is_memory(board: Board, caplog: pytest.LogCaptu
     assert board.serving() == 2
     assert board.reasons() == [""]
     assert [copy.digest for copy in board.store.history("m")] == [
-        board.table.get("m").serving_copy.digest,  # type: ignore[union-attr]
+        board.table.get("m").serving_copy.digest,
         board.store.history("m")[1].digest,
     ]
     caplog.clear()

@@ -82,7 +82,7 @@ class Given:
         ]
         self.camera = OneCamera()
         self.pipeline = LanePipeline(
-            self.camera,  # type: ignore[arg-type]
+            self.camera,
             plane,
             lane_model,
             [lambda lane_frame, _: self.lanes.append(lane_frame)],
@@ -211,7 +211,7 @@ def test_an_old_frame_is_not_given_to_the_network_and_an_old_result_is_stale() -
     given = Given(of(0, deadline_ms=100))
     (network,) = given.networks
     given.give(nv12(0))
-    lanes, frame = network._waiting  # type: ignore[misc]
+    lanes, frame = network._waiting
     assert frame is not None
     old = Frame(0, frame.image, frame.capture_mono_ns - 10**9, 0, inputs=frame.inputs)
     network(lanes, old)
@@ -353,7 +353,7 @@ def shadow(
         recorder=recorder,
     )
     camera = OneCamera()
-    pipeline = LanePipeline(camera, plane, "lane_detection", [], networks=[network])  # type: ignore[arg-type]
+    pipeline = LanePipeline(camera, plane, "lane_detection", [], networks=[network])
     network.validate(live=False)
     for number in range(frames):
         camera._frames.append(Frame.arrived(number, Image.of_bgr(np.zeros((90, 160, 3), np.uint8))))

@@ -46,7 +46,7 @@ def reopened(tmp_path: Path) -> Iterator[Open]:
         while last:
             store = last.pop()
             die(store) if died else store.close()
-        last.append(ModelStore(tmp_path / "store", **{"boot": "1", **options}))  # type: ignore[arg-type]
+        last.append(ModelStore(tmp_path / "store", **{"boot": "1", **options}))
         return last[-1]
 
     yield reopened

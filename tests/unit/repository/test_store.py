@@ -54,7 +54,7 @@ def manifest_of(tree: ModelTree, **changes: object) -> bytes:
         )
         for seen in tree.files
     }
-    return Manifest(**{"model": tree.name, "files": files, **changes}).encode()  # type: ignore[arg-type]
+    return Manifest(**{"model": tree.name, "files": files, **changes}).encode()
 
 
 def test_a_copy_is_what_the_repository_had_and_is_read_only(
@@ -384,7 +384,7 @@ def test_a_model_that_is_removed_on_a_full_disk_makes_room_for_the_state(
     def full(state: object) -> None:
         if store._copies.size_bytes > 500:
             raise OSError(28, "No space left on device")
-        real(state)  # type: ignore[arg-type]
+        real(state)
 
     monkeypatch.setattr(store._file, "write", full)
     store.forget("m")

@@ -119,7 +119,7 @@ class Calling:
             ExecuteRequest({}, frozenset(), lambda *_: None, request, Models("old", "both"))
         ]
         self.running = True
-        self.calls = ModelCalls("m_0", context, self.process, self._callers)  # type: ignore[arg-type]
+        self.calls = ModelCalls("m_0", context, self.process, self._callers)
 
     def _callers(self) -> list[ExecuteRequest]:
         return self.callers if self.running else []

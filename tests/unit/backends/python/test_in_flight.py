@@ -49,7 +49,7 @@ class Caller:
         self.request = ExecuteRequest(
             {"x": Tensor(np.zeros(1))},
             frozenset({"y"}),
-            lambda response, final, parameters=None: self.responses.append((response, final)),  # type: ignore[misc]
+            lambda response, final, parameters=None: self.responses.append((response, final)),
             InferRequest("m", {}, deadline=deadline),
             RESOLVER,
         )

@@ -135,4 +135,4 @@ def test_a_side_beyond_16_bits_is_the_callers_fault(devices: Devices, group: str
     model = Preprocess(config(IMAGE + NETWORK + group), devices)
     with pytest.raises(InvalidRequest, match=r"\[1,2,32768,3\]; a side has at most 32767 px"):
         model.run(np.zeros((1, 2, 32768, 3), np.uint8))
-    assert model.run(np.zeros((1, 2, 32767, 3), np.uint8))["input"].max() == 0
+    assert not model.run(np.zeros((1, 2, 32767, 3), np.uint8))["input"].any()

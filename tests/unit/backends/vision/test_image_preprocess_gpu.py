@@ -4,7 +4,7 @@ so what is read or overwritten too early shows."""
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -122,7 +122,8 @@ def test_requests_of_a_batch_get_their_own_rows(
     answers = execute(model, given)
     for image, answer in zip(images, answers, strict=True):
         assert not isinstance(answer, EdgeServerError)
-        np.testing.assert_array_equal(answer["input"].array.on_host(), by_opencv(image))
+        planes: Any = answer["input"].array
+        np.testing.assert_array_equal(planes.on_host(), by_opencv(image))
         assert answer["size"].array.tolist() == [[40, 70]] * len(image)
 
 

@@ -59,7 +59,7 @@ def pass_time(world: World, seconds: float = 61.0) -> None:
 def request(deadline_s: float | None = None, **options: object) -> InferRequest:
     deadline = None if deadline_s is None else time.monotonic() + deadline_s
     inputs = {"a": Tensor(np.zeros(1, np.float32))}
-    return InferRequest("m", inputs, deadline=deadline, **options)  # type: ignore[arg-type]
+    return InferRequest("m", inputs, deadline=deadline, **options)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_streamed_request_gets_its_response_too(idle: World) -> None:
     over = threading.Event()
 
     def respond(response: object, final: bool) -> None:
-        replies.append(response)  # type: ignore[arg-type]
+        replies.append(response)
         over.set()
         assert final
 
