@@ -410,7 +410,7 @@ def test_more_readers_that_hang_than_a_process_may_keep_end_it(
         assert drive.set.hanging > number
     with pytest.raises(StageStuck, match=r"\d+ readers of cameras hang"):
         drive.set.check(0.0)
-    assert caplog.text.count("was removed while its reader hangs") == MOST_HANGING + 1
+    assert caplog.text.count("camera left: was removed while its reader hangs") == MOST_HANGING + 1
 
 
 @pytest.mark.parametrize(
