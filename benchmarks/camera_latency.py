@@ -82,7 +82,7 @@ class MarkerClock(TcpProxy):
 
 def reader_alone(uri: str, clock: MarkerClock, reader: str, seconds: float) -> dict[str, float]:
     """Read as fast as frames come: medians of `send` with the encoder, and of `reader`, in ms."""
-    source = open_source(uri, options=SourceOptions(reader=reader))  # type: ignore[arg-type] # from `readers`
+    source = open_source(uri, options=SourceOptions(reader=reader))
     wire, read = [], []
     cpu_s, frames = 0.0, 0
     try:

@@ -54,7 +54,7 @@ def serve(size: str, fps: float, quality: int) -> None:
 
 def measure(uris: list[str], reader: str, seconds: float) -> dict[str, float]:
     """Print a line, and return the frames a second, the share of a core and the age."""
-    options = SourceOptions(reader=reader)  # type: ignore[arg-type]  # argparse has checked it
+    options = SourceOptions(reader=reader)
     cameras = [Camera(f"camera{n}", uri, options=options) for n, uri in enumerate(uris)]
     for camera in cameras:
         camera.useful.size = NETWORK
@@ -104,7 +104,7 @@ def main() -> None:
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as server:
-            port, nbytes = server.stdout.readline().split()  # type: ignore[union-attr]  # it is a pipe
+            port, nbytes = server.stdout.readline().split()
             print(f"{arguments.size}, {int(nbytes) / 1e6:.2f} MB a picture: ", end="")
             uris = [f"http://127.0.0.1:{port}/camera.mjpeg"] * arguments.cameras
             try:

@@ -157,7 +157,7 @@ class Pushes:
         # Far beyond the tolerance of 1 %, whatever the number.
         factor = 2 * number + 1 if kind == "golden" else number
         arrays = {"input.x": np.ones(1, np.float32), "output.y": np.full(1, 1 + factor, np.float32)}
-        np.savez(self._model / "golden" / "one.npz", **arrays)  # type: ignore[arg-type]
+        np.savez(self._model / "golden" / "one.npz", **arrays)
         receive(self._repository, pack(self._model).entries())
 
 

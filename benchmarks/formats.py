@@ -21,8 +21,8 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from tests.integration.frameworks import networks  # noqa: E402 - of this checkout
-from tests.integration.frameworks.daemon import Served  # noqa: E402 - likewise
+from integration.frameworks import networks  # noqa: E402 - of this checkout
+from integration.frameworks.daemon import Served  # noqa: E402 - likewise
 
 REQUESTS = 50
 _ONE_THREAD = {

@@ -132,7 +132,7 @@ class Client:
             channel.close()
         return self._ended
 
-    def _note(self, call: grpc.Future, begun: float) -> None:
+    def _note(self, call: grpc.Call, begun: float) -> None:
         self._ended.append((call.code().name, time.monotonic() - begun))
         self._all.release()
 

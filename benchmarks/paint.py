@@ -44,10 +44,10 @@ from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.departure import DepartureRule
 from edge_server.lanes.paint import on_paint
 from edge_server.lanes.road_geometry import PitchDrift, PitchFilter, road_of
-from edge_server.lanes.types import LaneFrame
+from edge_server.lanes.types import LaneFrame, VehicleState
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
-from edge_server.pipeline.vehicle import VehicleInputs, VehicleState
+from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import Image
 from edge_server.tools.mounting_estimate import MountingEstimator, mounting_of
 from edge_server.tools.road.renderer import SPEED_MPS, Drive, render

@@ -17,7 +17,7 @@ PIECES, REPEATS = 20, 15
 try:
     import torch
 except ImportError:
-    torch = None  # type: ignore[assignment]
+    torch = None
 
 
 def note() -> str:

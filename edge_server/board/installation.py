@@ -86,8 +86,7 @@ def _environment_for(backend: str, package: str) -> str:
 GSTREAMER_BINDINGS = "python3-gi python3-gst-1.0 gir1.2-gst-plugins-base-1.0"
 _FROM_APT = {"cv2": "python3-opencv", "tensorrt": "python3-libnvinfer"}
 _OF_A_WHEEL = {
-    "onnxruntime": "pip install --force-reinstall onnxruntime",
-    "cv2": "pip install --force-reinstall opencv-python-headless",
+    **dict.fromkeys(("onnxruntime", "cv2"), "pip install 'edge-server[onnxruntime]'"),
     "tensorrt": "a Jetson has it (TensorRT plans run there), others have ONNX Runtime",
     "pycuda": "pip install --force-reinstall pycuda, with nvcc of this machine's CUDA on PATH",
     "cryptography": "pip install 'edge-server[signing]'",

@@ -152,7 +152,7 @@ class ChannelFollower:
             if self.report.state == "due" != before:
                 # A fleet that waited for one moment does not come in that moment.
                 soon_s = min(self._interval_s, 60.0)
-                self._due_s = min(self._due_s, now + random.uniform(0, soon_s))  # noqa: S311
+                self._due_s = min(self._due_s, now + random.uniform(0, soon_s))  # noqa: S311 - no secret
             if now < self._due_s:
                 return
             self._poll()

@@ -76,7 +76,7 @@ def mosquitto_with(tmp_path: Path) -> Iterator[type[Mosquitto]]:
         made[-1].start()
         return made[-1]
 
-    yield make  # type: ignore[misc]
+    yield make
     for broker in made:
         broker.kill()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
-from tests.unit.cli.test_check import IDENTITY, check_with, checked
+from unit.cli.test_check import IDENTITY, check_with, checked
 
 if TYPE_CHECKING:
     from pathlib import Path

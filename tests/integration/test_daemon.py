@@ -11,7 +11,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
     from support.polling_server import Server
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -45,17 +46,17 @@ PATIENCE_S = 30.0
 def test_lanes_over_grpc_and_on_mqtt_agree_for_the_same_frame(
     start: Callable[..., Process],
     client: Callable[..., triton.InferenceServerClient],
-    mosquitto: object,
+    mosquitto: Mosquitto,
     road_input: triton.InferInput,
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "config.toml"
     config.write_text(
         f'[device]\nid = "tested"\n[repository]\npaths = ["{MODELS}"]\n'
-        f'[mqtt]\nhost = "127.0.0.1"\nport = {mosquitto.port}\n'  # type: ignore[attr-defined]
+        f'[mqtt]\nhost = "127.0.0.1"\nport = {mosquitto.port}\n'
         f'[cameras.front]\nuri = "file://{tmp_path}/road?loop=true&fps=10"\n'
     )
-    subscriber = Subscriber(mosquitto.port, "edge/v1/tested/#")  # type: ignore[attr-defined]
+    subscriber = Subscriber(mosquitto.port, "edge/v1/tested/#")
     try:
         process = start("--config", str(config))
         message = subscriber.wait("edge/v1/tested/cameras/front/lanes")
@@ -138,7 +139,7 @@ def test_bytes_that_are_no_message_are_the_callers_error_in_every_method(
 def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_again(
     start: Callable[..., Process],
     client: Callable[..., triton.InferenceServerClient],
-    mosquitto: object,
+    mosquitto: Mosquitto,
     road_image: np.ndarray,
     tmp_path: Path,
 ) -> None:
@@ -146,12 +147,12 @@ def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_
     config.write_text(
         f'[device]\nid = "tested"\n[repository]\npaths = ["{MODELS}"]\n'
         'mode = "explicit"\nload = ["lane_detection"]\n'
-        f'[mqtt]\nhost = "127.0.0.1"\nport = {mosquitto.port}\n'  # type: ignore[attr-defined]
+        f'[mqtt]\nhost = "127.0.0.1"\nport = {mosquitto.port}\n'
         f'[cameras.front]\nuri = "file://{tmp_path}/road?loop=true&fps=10"\n'
     )
     root = "edge/v1/tested"
     lanes, camera = f"{root}/cameras/front/lanes", f"{root}/cameras/front/status"
-    subscriber = Subscriber(mosquitto.port, f"{root}/#")  # type: ignore[attr-defined]
+    subscriber = Subscriber(mosquitto.port, f"{root}/#")
     try:
         process = start("--config", str(config))
         server = client(process)
@@ -192,12 +193,12 @@ def _metric(process: Process, name: str) -> float:
 
 
 def test_names_that_are_not_utf_8_end_nothing_and_are_reported_escaped(
-    serve: Callable[..., Server], mosquitto: object, tmp_path: Path
+    serve: Callable[..., Server], mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
     for name in (b"m\xff", b"n"):
         (tmp_path / "repository" / os.fsdecode(name) / "1").mkdir(parents=True)
     (tmp_path / "repository/n" / os.fsdecode(b"labels\xff.txt")).symlink_to("nowhere")
-    port = mosquitto.port  # type: ignore[attr-defined]
+    port = mosquitto.port
     subscriber = Subscriber(port, "edge/v1/tested/#")
     try:
         server = serve(f"--mqtt=127.0.0.1:{port}", "--device-id=tested", "--exit-on-error=false")
@@ -335,14 +336,15 @@ class HangingParts:
         self.let_go, self.stop = threading.Event(), threading.Event()
         self._give_up = threading.Timer(2 * PATIENCE_S, self.stop.set)
         hung: list[object] = []
-        tick = {"events": EventLog, "mqtt": Link}[part]._tick
+        hangs: Any = {"events": EventLog, "mqtt": Link}[part]
+        tick = hangs._tick
 
         def hang(of: object, now: float) -> bool | None:
             if not hung or of in hung:
                 hung.append(of)
                 self.let_go.wait(2 * PATIENCE_S)
                 return False
-            return tick(of, now)  # type: ignore[arg-type]
+            return tick(of, now)
 
         monkeypatch.setattr({"events": EventLog, "mqtt": Link}[part], "_tick", hang)
         overrides = {

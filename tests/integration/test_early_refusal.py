@@ -30,7 +30,7 @@ class Door:
         self.go_on = threading.Event()
         threads = CallThreads(1, "grpc")
         refuses = Doorkeeper(threads, {"/s/m": lambda: self.refusal}, AccessRules("", {}))
-        self._server = grpc.server(threads, interceptors=[refuses])  # type: ignore[arg-type]
+        self._server = grpc.server(threads, interceptors=[refuses])
         handlers = {"m": unary(self._answer, "s.m")}
         self._server.add_registered_method_handlers("s", handlers)
         port = self._server.add_insecure_port("127.0.0.1:0")

@@ -61,7 +61,7 @@ def clean_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         spec = importlib.util.find_spec(name)
         assert spec is not None
         places = spec.submodule_search_locations or [spec.origin]
-        place = Path(next(iter(places)))  # type: ignore[arg-type]
+        place = Path(next(iter(places)))
         (site / place.name).symlink_to(place)
     return folder / "venv/bin/python"
 
@@ -115,7 +115,7 @@ def test_a_frame_is_acknowledged_once_it_is_used(stand_in: StandIn) -> None:
     assert stand_in.service.acknowledged == []
     states = [next(readings).state for _ in range(4)]
     assert states == [State.DEGRADED, State.STALE, State.INVALID, State.OK]
-    readings.close()  # type: ignore[attr-defined]
+    readings.close()
 
 
 def test_a_device_that_is_gone_is_silent_and_its_lanes_come_again(stand_in: StandIn) -> None:
@@ -127,7 +127,7 @@ def test_a_device_that_is_gone_is_silent_and_its_lanes_come_again(stand_in: Stan
     assert next(each for each in readings if each.text).text.startswith("UNAVAILABLE: ")
     stand_in.start()
     assert next(each for each in readings if each.usable).frame is not None
-    readings.close()  # type: ignore[attr-defined]
+    readings.close()
 
 
 def test_a_connection_whose_device_lost_its_power_is_replaced(
@@ -140,7 +140,7 @@ def test_a_connection_whose_device_lost_its_power_is_replaced(
         line.cut()
         assert next(each for each in readings if each.frame is None).state is State.SILENT
         assert next(each for each in readings if each.usable).frame is not None
-        readings.close()  # type: ignore[attr-defined]
+        readings.close()
 
 
 def test_what_no_other_attempt_passes_is_raised(stand_in: StandIn) -> None:
@@ -154,11 +154,11 @@ def test_events_go_on_after_the_last_one_that_was_dealt_with(
     address, last = f"127.0.0.1:{stand_in.port}", tmp_path / "last"
     first = iter(EventStream(address, last))
     assert [next(first).id, next(first).id] == [1, 2]
-    first.close()  # type: ignore[attr-defined]
+    first.close()
     assert last.read_text() == "1 a", "the second was not dealt with"
     again = iter(EventStream(address, last))
     assert [next(again).id, next(again).id] == [2, 3]
-    again.close()  # type: ignore[attr-defined]
+    again.close()
     assert stand_in.service.asked == [(0, ""), (1, "a")]
 
 
@@ -210,5 +210,5 @@ def test_a_message_that_was_changed_is_lost(mosquitto: Mosquitto) -> None:
     while next(readings).frame is None:
         seq += 3
         publisher.publish(seq)
-    readings.close()  # type: ignore[attr-defined]
+    readings.close()
     publisher.close()

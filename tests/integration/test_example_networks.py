@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 import pytest
+from integration.test_mqtt_publisher import listening
+from integration.test_networks import write_configs
 from lane_training.vehicles import LABELS, truth_of
 from support.daemon_process import Process
 from support.mosquitto import Mosquitto, mosquitto_binary
@@ -31,8 +33,6 @@ from edge_server.pixels import Image
 from edge_server.settings import Repository
 from edge_server.tools.road.renderer import render
 from edge_server.tools.road.scene import RoadScene
-from tests.integration.test_mqtt_publisher import listening
-from tests.integration.test_networks import write_configs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import paho.mqtt.client as paho
 import pytest
+from integration.test_mqtt_events import WAIT_S, Subscriber, device
 from paho.mqtt.subscribeoptions import SubscribeOptions
 from support.fleet_recipes import RECIPES, fleet_lines, vehicle_lines
 from support.mosquitto import Mosquitto, mosquitto_binary
 from support.waiting import wait_until
 
 from edge_server.settings import Mqtt
-from tests.integration.test_mqtt_events import WAIT_S, Subscriber, device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

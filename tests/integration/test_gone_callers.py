@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from integration.test_sequences import write_model
 from onnx import helper as onnx_helper
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
-
-from tests.integration.test_sequences import write_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +58,7 @@ def test_sequences_that_wait_for_a_slot_leave_nothing_once_their_callers_are_gon
     serve: Callable[..., Server], tmp_path: Path
 ) -> None:
     nodes = [onnx_helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)]
-    write_model(tmp_path / "repository" / "slot", SLOT, nodes, {"x": "n"}, {"y": 1})  # type: ignore[dict-item]
+    write_model(tmp_path / "repository" / "slot", SLOT, nodes, {"x": "n"}, {"y": 1})  # type: ignore[dict-item]  # a length without a name
     server = serve()
     start_sequence(server.client, 1, 1, TIMEOUT_S)
     before_bytes = resident_bytes(server.process)

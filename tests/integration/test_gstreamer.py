@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -26,7 +26,7 @@ import pytest
 from support.live_cameras.time_code import read_time
 from support.waiting import wait_until
 
-from edge_server.cameras.camera import Camera, CameraState
+from edge_server.cameras.camera import Camera
 from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer, report
 from edge_server.cameras.gstreamer_frames import load_gstreamer
@@ -35,6 +35,7 @@ from edge_server.cameras.gstreamer_player import CameraPlace, GstreamerStream
 from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES
 from edge_server.cameras.source import open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions, parse_source_uri
+from edge_server.cameras.status import CameraState
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
@@ -161,7 +162,7 @@ def test_the_colours_are_those_of_the_caps_unless_overridden() -> None:
     assert frame.image.colour == Colour(ColourMatrix.BT709, ColourRange.FULL)
     options = SourceOptions(matrix=ColourMatrix.BT601, range=ColourRange.LIMITED)
     source = opened(own(caps), options)
-    frame = source.read()  # type: ignore[assignment]
+    frame = source.read()
     source.close()
     assert frame.image.colour == Colour(ColourMatrix.BT601, ColourRange.LIMITED)
 
@@ -174,7 +175,7 @@ def test_an_image_stays_as_it_was_while_somebody_has_it(by_c: bool) -> None:
     caps = "format=NV12,width=640,height=360,framerate=60/1"
     source = opened(own(caps, "videotestsrc is-live=true pattern=snow"))
     if by_c:
-        source.stream._samples._map = gstreamer_frames._map_by_c  # type: ignore[attr-defined]
+        source.stream._samples._map = gstreamer_frames._map_by_c  # type: ignore[attr-defined]  # this source has it
     source.read()
     frame = source.read()
     assert frame is not None
@@ -456,7 +457,7 @@ def v4l2_stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def webcam(library: Path, query: str = "", **variables: str) -> list[dict[str, object]]:
+def webcam(library: Path, query: str = "", **variables: str) -> list[dict[str, Any]]:
     """What a process reads of the stand-in: ten frames, or the error that it ends with."""
     program = f"""
 import json
@@ -542,7 +543,7 @@ def test_a_flag_is_set_where_the_version_of_an_element_has_it() -> None:
 
 def test_auto_takes_gstreamer_where_it_is_there() -> None:
     source = open_source(own("format=NV12,width=64,height=64,framerate=30/1"))
-    assert type(source.stream).__name__ == "GstreamerStream"  # type: ignore[attr-defined]
+    assert type(source.stream).__name__ == "GstreamerStream"  # type: ignore[attr-defined]  # this source has it
     source.close()
 
 

@@ -362,7 +362,7 @@ def bodies_that_are_half_sent(target: Target) -> None:
             sender.send_zeros(number, LARGE_BYTES)
             return str(sender.wait_for_end(number))
 
-        assert target.at_once([lambda s=s: send(s) for s in senders * 16]) == ["True"] * 48  # type: ignore[misc]
+        assert target.at_once([lambda s=s: send(s) for s in senders * 16]) == ["True"] * 48
 
 
 def large_requests(target: Target) -> None:
@@ -410,8 +410,8 @@ def damaged_requests(target: Target) -> None:
     room = threading.Semaphore(32)
     codes: set[object] = set()
 
-    def note(call: grpc.Future) -> None:
-        codes.add(call.code())  # type: ignore[attr-defined]
+    def note(call: grpc.Call) -> None:
+        codes.add(call.code())
         room.release()
 
     for _ in range(MALFORMED):
@@ -497,7 +497,7 @@ def compressed_requests(target: Target) -> None:
         return str(caught.value.details())
 
     told = target.at_once(
-        [lambda how=how: unary(how) for how in (grpc.Compression.Gzip, grpc.Compression.Deflate)]  # type: ignore[misc]
+        [lambda how=how: unary(how) for how in (grpc.Compression.Gzip, grpc.Compression.Deflate)]
         * 4
     )
     assert all("or set grpc.max_decompressed_bytes" in each for each in told)

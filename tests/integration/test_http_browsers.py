@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tritonclient.http as triton
-
-from tests.integration.test_http_triton import Server, call, start
+from integration.test_http_triton import Server, call, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

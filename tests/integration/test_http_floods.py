@@ -19,7 +19,7 @@ from support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.integration.conftest import Process
+    from support.daemon_process import Process
 
 TIMEOUT_S = 60.0
 MIB = 1024 * 1024

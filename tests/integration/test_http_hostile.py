@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tritonclient.grpc as triton_grpc
+from integration.test_http_triton import READY, Server, call, start, tensor
 from support.waiting import wait_until
-
-from tests.integration.test_http_triton import READY, Server, call, start, tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,7 +174,7 @@ def test_five_hundred_sockets_that_hold_on_stop_neither_grpc_nor_the_unix_socket
             except ConnectionError:
                 continue  # one that came later took its place
         over_socket = held.enter_context(
-            triton_grpc.InferenceServerClient(f"unix://{server.daemon._grpc._socket.path}")  # type: ignore[union-attr]
+            triton_grpc.InferenceServerClient(f"unix://{server.daemon._grpc._socket.path}")
         )
         over_tcp = held.enter_context(
             triton_grpc.InferenceServerClient(f"127.0.0.1:{server.daemon.grpc_port}")

@@ -108,7 +108,7 @@ def serve() -> Iterator[Callable[..., HttpServer]]:
     made: list[HttpServer] = []
 
     def start(tls: Tls | None = None, **limits: object) -> HttpServer:
-        made_limits = Http(**limits)  # type: ignore[arg-type]
+        made_limits = Http(**limits)
         listener = HttpListener("http", "127.0.0.1", 0, _routes, tls or Tls(), made_limits)
         server = HttpServer([listener])
         made.append(server)

@@ -273,7 +273,7 @@ def test_control_calls_are_confined_to_the_socket_and_the_rest_is_on_both(
     code, text = status_of(lambda: vehicle.service.SetVehicleState(state, timeout=WAIT_S))
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert "served on the Unix socket" in text
-    local = connect(f"unix:{daemon.folder / 'socket'}")  # type: ignore[attr-defined]
+    local = connect(f"unix:{daemon.folder / 'socket'}")  # type: ignore[attr-defined]  # the fixture gave it
     local.service.SetVehicleState(state, timeout=WAIT_S)
     later = pb.SetVehicleStateRequest(mono_ns=time.monotonic_ns() + 10**12)
     code, _ = status_of(lambda: local.service.SetVehicleState(later, timeout=WAIT_S))
@@ -293,7 +293,7 @@ def test_generic_clients_find_and_call_the_service_by_reflection(vehicle: Vehicl
         assert method.input_type.full_name
     listing = pool.FindServiceByName(SERVICE).methods_by_name["ListCameras"]
     request = message_factory.GetMessageClass(listing.input_type)()
-    response = message_factory.GetMessageClass(listing.output_type)
+    response: Any = message_factory.GetMessageClass(listing.output_type)
     call = vehicle.channel.unary_unary(
         f"/{SERVICE}/ListCameras", lambda each: each.SerializeToString(), response.FromString
     )

@@ -399,7 +399,7 @@ def test_a_jpeg_that_is_too_much_work_costs_its_camera_alone(
 
 
 def opened(reader: str, uri: str, credentials: Credentials | None = None) -> FrameSource:
-    options = SourceOptions(credentials, reader=reader)  # type: ignore[arg-type]  # one of both
+    options = SourceOptions(credentials, reader=reader)
     return open_source(uri, options=options)
 
 

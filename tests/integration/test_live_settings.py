@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from integration.test_metrics import scrape
+from integration.test_transport import tls_live
 from support.daemon_process import Process
 from support.mosquitto import PATIENCE_S, Mosquitto, Subscriber
 from support.settings_drive import MODELS, TOPIC, camera
 from support.waiting import wait_until
 
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
-from tests.integration.test_metrics import scrape
-from tests.integration.test_transport import tls_live
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

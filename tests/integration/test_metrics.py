@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import tritonclient.grpc as triton
     from support.daemon_process import Process
+    from support.mosquitto import Mosquitto
 
 MODELS = Path(__file__).parents[2] / "models"
 TIMEOUT_S = 30.0
@@ -57,13 +58,13 @@ def test_each_request_is_counted_with_each_model_that_ran_for_it(
 
 
 def test_a_camera_and_its_lanes_are_counted(
-    start: Callable[..., Process], road_image: object, tmp_path: Path, mosquitto: object
+    start: Callable[..., Process], road_image: object, tmp_path: Path, mosquitto: Mosquitto
 ) -> None:
     process = start(
         "--model-repository",
         str(MODELS),
         f"--camera=front=file://{tmp_path}/road?loop=true&fps=20",
-        f"--mqtt=127.0.0.1:{mosquitto.port}",  # type: ignore[attr-defined]
+        f"--mqtt=127.0.0.1:{mosquitto.port}",
     )
     count = "edge_end_to_end_latency_seconds_count", "front"
     wait_until(lambda: count in scrape(process))

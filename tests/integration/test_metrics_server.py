@@ -114,7 +114,7 @@ def test_a_fault_in_the_numbers_is_an_error_500() -> None:
         return outcome
 
     # Registering a collector calls it once.
-    sources = Sources("1", models, [], LaneLatency())  # type: ignore[arg-type]
+    sources = Sources("1", models, [], LaneLatency())
     server = metrics_server(sources)
     server.start()
     try:

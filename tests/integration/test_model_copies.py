@@ -146,7 +146,7 @@ class Meddler(io.BytesIO):
         meddle, self._meddle = self._meddle, None
         if meddle is not None:
             meddle()
-        return super().write(piece)  # type: ignore[arg-type]
+        return super().write(piece)
 
 
 def test_a_change_that_hides_itself_is_torn(model: Path) -> None:

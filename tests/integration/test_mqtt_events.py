@@ -345,7 +345,7 @@ import sys, time
 from pathlib import Path
 from edge_server.pipeline.event_log import EventLog
 sys.path[:0] = sys.argv[3:]
-from tests.integration.test_mqtt_events import Device
+from integration.test_mqtt_events import Device
 from edge_server.settings import Mqtt
 import msgspec
 mqtt = msgspec.json.decode(sys.argv[1], type=Mqtt)

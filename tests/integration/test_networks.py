@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import onnx
 import pytest
+from integration.test_mqtt_publisher import listening
 from onnx import TensorProto, helper, numpy_helper
 from support.daemon_process import Process
 from support.lane_stubs import SEED, write_calibration
@@ -26,7 +27,6 @@ from support.waiting import wait_until
 from edge_server.mqtt.payloads import Topics
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2
 from edge_server.proto.edge.perception.v1 import perception_pb2 as pb
-from tests.integration.test_mqtt_publisher import listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from tritonclient.utils import InferenceServerException
 
+    from edge_server.backends.contract import Tensors
+
 TIMEOUT_S = 30.0
 # What the server takes in at once here, and ten times as many.
 TAKEN = 28
@@ -48,7 +50,7 @@ class Model(TensorModel):
         self.go_on = threading.Event()
         super().__init__(self._run)
 
-    def _run(self, inputs: dict, outputs: frozenset[str]) -> dict:
+    def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         self.begun.release()
         assert self.go_on.wait(TIMEOUT_S)
         return {"y": inputs["x"]}
@@ -79,7 +81,7 @@ class Server:
         self.client = triton.InferenceServerClient(f"127.0.0.1:{self._grpc.port}")
         self._shape = [1, 64] if config.max_batch_size else [64]
 
-    def ask(self, answers: Answers, bytes_: int = 64, timeout_s: float | None = None) -> object:
+    def ask(self, answers: Answers, bytes_: int = 64, timeout_s: float | None = None) -> Any:
         shape = [*self._shape[:-1], bytes_]
         given = triton.InferInput("x", shape, "UINT8")
         given.set_data_from_numpy(np.zeros(shape, np.uint8))
@@ -124,10 +126,10 @@ def fill(server: Server, taken: int, asked: int, **how: object) -> Answers:
     while server.model.begun.acquire(blocking=False):
         pass  # runs of an earlier time
     answers = Answers()
-    server.ask(answers, **how)  # type: ignore[arg-type]
+    server.ask(answers, **how)
     assert server.model.begun.acquire(timeout=TIMEOUT_S)
     for _ in range(asked - 1):
-        server.ask(answers, **how)  # type: ignore[arg-type]
+        server.ask(answers, **how)
     assert answers.next(asked - taken) == {"UNAVAILABLE": asked - taken}
     return answers
 
@@ -171,7 +173,7 @@ def test_the_places_of_those_who_left_are_free_while_the_model_still_runs(
     for _ in range(5):
         server.ask(gone, timeout_s=0.3)
     for call in [server.ask(gone) for _ in range(ASKED)]:
-        call.cancel()  # type: ignore[attr-defined]
+        call.cancel()
     statuses = gone.next(5 + ASKED)
     assert statuses.keys() <= {"CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"}
     wait_until(lambda: server.inside == 1)

@@ -142,8 +142,8 @@ def test_systemd_gets_ready_after_the_wait_while_a_build_goes_on(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
-        told = site.environment("build_s=600", NOTIFY_SOCKET=str(tmp_path / "notify"))
-        with subprocess.Popen(site.command(), env=told, text=True) as process:
+        environment = site.environment("build_s=600", NOTIFY_SOCKET=str(tmp_path / "notify"))
+        with subprocess.Popen(site.command(), env=environment, text=True) as process:
             try:
                 told: list[str] = []
                 while "READY=1" not in told or not any("STATUS=m: " in text for text in told):

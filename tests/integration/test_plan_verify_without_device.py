@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.tools.test_plan_verification import CONFIG, write_scale
 
 from edge_server.errors import Unavailable
 from edge_server.tools.plan import find_target, verify
-from tests.unit.tools.test_plan_verification import CONFIG, write_scale
 
 if TYPE_CHECKING:
     from pathlib import Path

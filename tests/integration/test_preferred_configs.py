@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from integration.test_tensorrt import copies, lanes
 from support.daemon_process import Process
 from support.flashed_board import FlashedBoard
 from support.polling_server import POLL
@@ -22,7 +23,6 @@ from support.verb import run_verb
 from support.waiting import wait_until
 
 from edge_server.backends.tensorrt.plan_options import sha256_of
-from tests.integration.test_tensorrt import copies, lanes
 
 if TYPE_CHECKING:
     import subprocess

@@ -13,7 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import ml_dtypes
@@ -188,12 +188,12 @@ class Heard:
     """What a stream's callback hears, in order."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[object] = queue.Queue()
+        self._queue: queue.Queue[Any] = queue.Queue()
 
-    def __call__(self, result: object, error: object) -> None:
-        self._queue.put(error if error is not None else result.get_response())  # type: ignore[attr-defined]
+    def __call__(self, result: Any, error: object) -> None:
+        self._queue.put(error if error is not None else result.get_response())
 
-    def next(self) -> object:
+    def next(self) -> Any:
         return self._queue.get(timeout=TIMEOUT_S)
 
 
@@ -201,10 +201,10 @@ def test_infer_sync_async_and_asyncio_give_the_same(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
     np.testing.assert_array_equal(client.infer("plain", [tensor(THREE)]).as_numpy("b0"), THREE)
-    heard: queue.Queue[object] = queue.Queue()
+    heard: queue.Queue[Any] = queue.Queue()
     client.async_infer("plain", [tensor(THREE)], lambda result, error: heard.put(result))
     answer = heard.get(timeout=TIMEOUT_S)
-    np.testing.assert_array_equal(answer.as_numpy("b0"), THREE)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(answer.as_numpy("b0"), THREE)
 
     async def ask() -> np.ndarray:
         async with triton_aio.InferenceServerClient(server.address) as other:
@@ -237,10 +237,10 @@ def test_a_clients_timeout_and_a_taken_back_call_are_told_and_hurt_nobody(
     assert refused(lambda: client.infer("waits", [one], client_timeout=0.2))[0] == (
         "DEADLINE_EXCEEDED"
     )
-    heard: queue.Queue[object] = queue.Queue()
+    heard: queue.Queue[Any] = queue.Queue()
     call = client.async_infer("waits", [one], lambda result, error: heard.put(error))
     call.cancel()
-    assert "CANCELLED" in str(heard.get(timeout=TIMEOUT_S).status())  # type: ignore[attr-defined]
+    assert "CANCELLED" in str(heard.get(timeout=TIMEOUT_S).status())
     server.waits.go_on.set()
     assert client.infer("waits", [one]).as_numpy("b0").tolist() == [1]
 
@@ -357,8 +357,8 @@ def test_a_stream_keeps_the_order_and_tells_errors_in_between(
         if place % 4 == 3:
             assert "Request for unknown model: 'nothing' is not found" in str(said)
         else:
-            assert said.id == str(place)  # type: ignore[attr-defined]
-            assert said.parameters["triton_final_response"].bool_param  # type: ignore[attr-defined]
+            assert said.id == str(place)
+            assert said.parameters["triton_final_response"].bool_param
     client.stop_stream()
 
 
@@ -377,10 +377,10 @@ def test_a_decoupled_model_answers_any_number_of_times_and_says_which_is_the_las
     )
     client.async_stream_infer("repeats", [count(-1)], request_id="d")
     said = [heard.next() for _ in range(3 + 0 + 51)]
-    assert [s.id for s in said] == ["a"] * 3 + ["c"] * 51  # type: ignore[attr-defined]
-    assert not any(s.parameters["triton_final_response"].bool_param for s in said[:-1])  # type: ignore[attr-defined]
-    assert said[-1].parameters["triton_final_response"].bool_param  # type: ignore[attr-defined]
-    assert not said[-1].outputs  # type: ignore[attr-defined]
+    assert [s.id for s in said] == ["a"] * 3 + ["c"] * 51
+    assert not any(s.parameters["triton_final_response"].bool_param for s in said[:-1])
+    assert said[-1].parameters["triton_final_response"].bool_param
+    assert not said[-1].outputs
     assert "less than nothing" in str(heard.next())
     client.stop_stream()
     counts = client.get_inference_statistics("repeats").model_stats[0].response_stats
@@ -398,7 +398,7 @@ def test_a_client_that_wants_it_so_hears_the_first_error_as_the_streams_status(
     client.start_stream(heard, headers={"triton_grpc_error": "true"})
     client.async_stream_infer("nothing", [tensor(THREE)])
     error = heard.next()
-    assert str(error.status()) == "StatusCode.NOT_FOUND"  # type: ignore[attr-defined]
+    assert str(error.status()) == "StatusCode.NOT_FOUND"
     client.stop_stream(cancel_requests=True)
 
 
@@ -409,12 +409,12 @@ def test_a_stream_that_its_client_leaves_gives_its_place_back(server: Server) ->
             heard = Heard()
             client.start_stream(heard)
             client.async_stream_infer("plain", [tensor(THREE)], request_id="1")
-            assert heard.next().id == "1"  # type: ignore[attr-defined]
+            assert heard.next().id == "1"
         third = triton.InferenceServerClient(server.address)
         heard = Heard()
         third.start_stream(heard)
         error = heard.next()
-        assert str(error.status()) == "StatusCode.UNAVAILABLE"  # type: ignore[attr-defined]
+        assert str(error.status()) == "StatusCode.UNAVAILABLE"
         assert "2 streams are open already" in str(error)
         third.stop_stream(cancel_requests=True)
         for client in (*clients, third):
@@ -572,8 +572,8 @@ def test_no_malformed_request_gets_an_answer_that_is_not_listed(
     room = threading.Semaphore(16)
     codes: dict[object, int] = {}
 
-    def note(call: grpc.Future) -> None:
-        codes[call.code()] = codes.get(call.code(), 0) + 1  # type: ignore[attr-defined]
+    def note(call: grpc.Call) -> None:
+        codes[call.code()] = codes.get(call.code(), 0) + 1
         room.release()
 
     with grpc.insecure_channel(server.address) as channel:

@@ -209,7 +209,7 @@ def test_it_runs_as_long_as_the_server_does(serve: Callable[[Grpc], GrpcServer])
     server = GrpcServer(DataPlane(ModelRegistry()), Grpc(port=0), "triton", "1")
     assert server.self_call is not None
     really = server.self_call.fault
-    server.self_call.fault = lambda: (really(), heard.set())[0]  # type: ignore[method-assign]
+    server.self_call.fault = lambda: (really(), heard.set())[0]
     server.start()
     assert heard.wait(TIMEOUT_S)
     server.stop(0.0)

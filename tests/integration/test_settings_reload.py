@@ -8,10 +8,9 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from integration.test_metrics import scrape
 from support.polling_server import POLL
 from support.settings_drive import MODELS, TOPIC, camera
-
-from tests.integration.test_metrics import scrape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

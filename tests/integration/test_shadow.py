@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from integration.delivery.verbs import models
+from integration.test_mqtt_publisher import listening
+from integration.test_networks import write_network
 from mcap.reader import make_reader
 from support.waiting import wait_until
 
 from edge_server.mqtt.payloads import Topics
-from tests.integration.delivery.verbs import models
-from tests.integration.test_mqtt_publisher import listening
-from tests.integration.test_networks import write_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

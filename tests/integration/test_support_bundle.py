@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 import pytest
 from support.verb import run_verb
-
-from tests.unit.cli.test_support_bundle import KEY, SECRETS, forms, leaks
+from unit.cli.test_support_bundle import KEY, SECRETS, forms, leaks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

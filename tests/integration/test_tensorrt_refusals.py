@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from support.simulated_gpu import SimulatedGpu
 
-    Run = Callable[[str], subprocess.CompletedProcess[str]]
+    Run = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "tensorrt_bindings"

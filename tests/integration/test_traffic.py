@@ -33,7 +33,7 @@ def test_a_stream_whose_client_does_not_read_ends_and_gives_its_bytes_back(
         finally:
             ended.set()
 
-    server = grpc.server(CallThreads(2, "grpc"))  # type: ignore[arg-type]
+    server = grpc.server(CallThreads(2, "grpc"))
     server.add_registered_method_handlers("s", {"m": streaming(answer, "s.m", traffic)})
     port = server.add_insecure_port("127.0.0.1:0")
     traffic.start()
@@ -57,7 +57,7 @@ def test_half_sent_calls_give_their_threads_back() -> None:
     """The real server with two threads, and clients who hold both."""
     threads = CallThreads(2, "grpc")
     traffic = Traffic(within_s=0.2, waiting=lambda: len(threads.waiting))
-    server = grpc.server(threads)  # type: ignore[arg-type]
+    server = grpc.server(threads)
     handler = unary(lambda request, _: request, "s.m", traffic)
     server.add_registered_method_handlers("s", {"m": handler})
     port = server.add_insecure_port("127.0.0.1:0")

@@ -7,8 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from tests.unit.training.test_training_material import TRAINING, drive
+from unit.training.test_training_material import TRAINING, drive
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -85,7 +85,7 @@ class Truck(RuleBasedStateMachine):
                 return
             healthy = self.systems[slot] == "good" and self.outcome == "lanes"
             with suppress(Unavailable):
-                self.device.commit(lambda healthy=healthy: "" if healthy else "no lanes")  # type: ignore[misc]
+                self.device.commit(lambda healthy=healthy: "" if healthy else "no lanes")
                 return
         raise AssertionError("resets for ever")
 

@@ -143,7 +143,7 @@ class Machine:
             record = RecordFile(self.state)
             device = UpdatedDevice(slots, record, f"later-{boot}", VERSIONS[slot])
             try:
-                device.commit(lambda slot=slot: "bad" if slot == unhealthy else "")  # type: ignore[misc]
+                device.commit(lambda slot=slot: "bad" if slot == unhealthy else "")
             except Unavailable:
                 continue
             assert record.read().state != "pending"

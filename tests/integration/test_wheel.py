@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import tritonclient.grpc as triton
+from support.free_ports import free_ports
+from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The content of a wheel, in a directory of its own."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -38,11 +42,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if "No module named 'setuptools'" in done.stderr:
         pytest.skip("no setuptools in this environment")
     assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "installed")
     shutil.rmtree(source)
-    return folder / "installed"
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    """The content of a wheel, in a directory of its own."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(wheel.parent / "installed")
+    return wheel.parent / "installed"
 
 
 def test_the_shipped_models_come_with_the_wheel(installed: Path) -> None:
@@ -75,3 +85,42 @@ def test_the_demo_runs_from_the_wheel_wherever_it_is_started(
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 2
     assert (tmp_path / "lanes.png").exists()
+
+
+@pytest.mark.long
+def test_a_clean_environment_serves_lanes(
+    wheel: Path, tmp_path: Path, road_input: triton.InferInput
+) -> None:
+    """With what pip finds for the wheel's own dependencies; PyPI, or a mirror, is needed."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    programs = tmp_path / "venv/bin"
+    # Neither this environment's packages nor the checkout.
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False
+        )
+        if "Failed to establish a new connection" in done.stderr:
+            pytest.skip("no package index can be reached")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(programs / "pip", "install", "--quiet", f"{wheel}[onnxruntime]")
+    run(programs / "pip", "check")
+    assert len(run(programs / "edge-server", "demo", "--frames=2", "--json").splitlines()) == 2
+    (models,) = tmp_path.glob("venv/lib/python*/site-packages/edge_server/models")
+    (port,) = free_ports(1)
+    serve = [programs / "edge-server", "run", f"--grpc-port={port}", "--metrics-port=0"]
+    serve += ["--http-port=0", f"--model-repository={models}", f"--grpc-socket={tmp_path}/socket"]
+    with (tmp_path / "log").open("w") as log:
+        daemon = subprocess.Popen(serve, cwd=tmp_path, env=clean, stderr=log)
+    try:
+        wait_until(lambda: "ready, " in (tmp_path / "log").read_text(), 60)
+        with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            lanes = client.infer("lane_detection", [road_input]).as_numpy("lane_points")
+        assert lanes is not None
+        assert lanes.shape[1] >= 2
+    finally:
+        daemon.terminate()
+        assert daemon.wait(30) == 0

@@ -54,7 +54,8 @@ def bgr_by_integers(
         second = [_resized(plane[top:bottom, left:right], *size) for plane in chroma]
     if image.pixel_format is PixelFormat.BGR:
         return np.stack(first, axis=-1).astype(np.uint8)
-    return bgr_of_yuv(first[0], *(second or [np.full_like(first[0], 128)] * 2), image.colour)
+    u, v = second or [np.full_like(first[0], 128)] * 2
+    return bgr_of_yuv(first[0], u, v, image.colour)
 
 
 def bgr_of_yuv(
@@ -151,8 +152,8 @@ def camera_image(pixel_format: PixelFormat, bgr: NDArray[np.uint8], colour: Colo
     if pixel_format.is_subsampled:
         u, v = ((each[0::2] + each[1::2]) / 2 for each in (u, v))
     luma = y / by_luma + factors(colour)[0]
-    rounded = (np.rint(each).clip(0, 255).astype(np.uint8) for each in (luma, u, v))
-    return image_of_planes(pixel_format, *rounded, colour)
+    luma, u, v = (np.rint(each).clip(0, 255).astype(np.uint8) for each in (luma, u, v))
+    return image_of_planes(pixel_format, luma, u, v, colour)
 
 
 def _taps(source: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

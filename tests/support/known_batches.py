@@ -50,7 +50,7 @@ def main(steps: int, checkpoint: Path, begin_with: Path | None) -> None:
     with together("cpu") as ranks:
         torch.set_num_threads(1)
         training, batches = Training(plan, ranks), KnownBatches(ranks)
-        losses: list[dict[str, Any]] = [training.advance(batches) for _ in range(steps)]  # type: ignore[arg-type]
+        losses: list[dict[str, Any]] = [training.advance(batches) for _ in range(steps)]
         mean = torch.stack([each["class"] for each in losses])
         if ranks.world > 1:
             torch.distributed.all_reduce(mean)

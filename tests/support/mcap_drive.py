@@ -67,7 +67,7 @@ class Drive:
             directory, IDENTITY.boot_id, most_bytes=most_bytes, reserve_bytes=0, free=free
         )
         self.recorder = Recorder(
-            RecorderSection(**{"mode": "continuous", **settings}),  # type: ignore[arg-type]
+            RecorderSection(**{"mode": "continuous", **settings}),
             files,
             IDENTITY,
             self.events,
@@ -116,7 +116,7 @@ class Drive:
 
     def event(self, kind: str = "lane_departure", cause: str = "left") -> None:
         """Put an event that happens now."""
-        self.events.put(Event(kind, "begin", cause, "", self.now_ns, EPOCH_NS))  # type: ignore[arg-type]
+        self.events.put(Event(kind, "begin", cause, "", self.now_ns, EPOCH_NS))
         self.events._give_ids(self.events._arrived)
         self.events._arrived.clear()
         self.events._write({}, 0.0)

@@ -185,11 +185,12 @@ def _serve(asked: socket.socket) -> list[str]:
     signal.set_wakeup_fd(wakeup)
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     ends: dict[int, int] = {}
+    sources: list[socket.socket | int] = [asked, ended]
     # What a collection does not touch, no process has to copy.
     gc.collect()
     gc.freeze()
     while True:
-        ready, _, _ = select.select([asked, ended], [], [])
+        ready, _, _ = select.select(sources, [], [])
         if ended in ready:
             os.read(ended, 64)
             for pid in list(ends):

@@ -108,7 +108,7 @@ class Rig:
         self.opened = 0
 
         def reader(*arguments: object, **more: object) -> ScriptedReader:
-            made = ScriptedReader(*arguments, **more)  # type: ignore[arg-type]  # the camera's own
+            made = ScriptedReader(*arguments, **more)
             self.readers.append(made)
             return made
 
@@ -125,14 +125,14 @@ class Rig:
             kinds=kinds,
             retry_first_s=retry_first_s,
             clock=lambda: self.now,
-            reader=reader,  # type: ignore[arg-type]  # a reader in everything that is used
+            reader=reader,
         )
         if not live:
             self.camera.open()
 
     def _open(self, _uri: SourceUri, _options: SourceOptions) -> FrameSource:
         self.opened += 1
-        return None  # type: ignore[return-value]  # nobody reads it
+        return None
 
     @property
     def reader(self) -> ScriptedReader:
@@ -164,7 +164,7 @@ class Rig:
     def play(self, frames: int = 10, period_s: float = PERIOD_S, **more: object) -> None:
         """Frames come at their rate; the time of the next one has come when it returns."""
         for _ in range(frames):
-            self.frame(**more)  # type: ignore[arg-type]
+            self.frame(**more)
             self.advance(period_s)
 
     def go_live(self, frames: int = 10) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pytest
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, Model
+    from edge_server.backends.contract import Model
     from edge_server.inference.registry import LoadedModel
     from edge_server.requests import ResponseCallback
     from support.simulated_gpu import SimulatedGpu
@@ -141,8 +141,8 @@ class Workshop:
         self._loaded.append(model)
         return model
 
-    def instance(self, text: str = "", *, at: int = 0) -> Instance:
-        """One instance, at one of the places that the configuration names."""
+    def instance(self, text: str = "", *, at: int = 0) -> Any:
+        """One `TensorRtInstance`, at one of the places that the configuration names."""
         config = self.complete(text)
         placements = [p for group in config.instance_groups for p in group.placements]
         instance = self.model(config).make_instance(f"m_{at}", placements[at])

@@ -106,13 +106,13 @@ def _fold_strip(strip: StripContext) -> None:
             convolution.weight *= scale[:, None, None, None]
             assert convolution.bias is not None
             convolution.bias *= scale
-        strip.across.bias += shift  # type: ignore[operator]
-    strip.norm = nn.Identity()  # type: ignore[assignment]
+        strip.across.bias += shift
+    strip.norm = nn.Identity()
 
 
 def _fold_fusion(network: LaneNetwork) -> None:
     """The same for the two branches that meet at 40 columns."""
-    scale, shift = _scale_and_shift(network.fuse[0])  # type: ignore[arg-type]
+    scale, shift = _scale_and_shift(network.fuse[0])
     with torch.no_grad():
         network.lateral.weight *= scale[:, None, None, None]
         network.widen.weight *= scale[None, :, None, None]

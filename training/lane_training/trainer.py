@@ -139,8 +139,8 @@ def settle(network: LaneNetwork, norms: list[str], images: torch.Tensor) -> None
         for layer in layers:
             assert isinstance(layer, nn.BatchNorm2d)
             mean, variance = seen[layer]
-            layer.running_mean.copy_(mean)  # type: ignore[union-attr]  # BatchNorm2d tracks them
-            layer.running_var.copy_(variance)  # type: ignore[union-attr]  # likewise
+            layer.running_mean.copy_(mean)
+            layer.running_var.copy_(variance)
             layer.weight.copy_((variance + layer.eps).sqrt())
             layer.bias.add_(mean)
     for hook in hooks:
@@ -230,7 +230,7 @@ class Training:
             norms = load_exported(self._network, plan.begin_with)
             self._unsettled = [] if plan.late_layers else norms
         self._average = Average(self._network, device)
-        self._network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._network.to(device, memory_format=torch.channels_last)
         self._network.train()
         if plan.late_layers:
             _hold_early_layers(self._network)

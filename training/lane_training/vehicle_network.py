@@ -211,7 +211,7 @@ def train(
     images, boxes, maps = roads
     network = VehicleNetwork()
     network.begin_with(lanes, _planes(images[:SETTLING_IMAGES]))
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network.to(memory_format=torch.channels_last)
     network.train()
     network.stride_4.requires_grad_(False).eval()
     early = _early(network, images)

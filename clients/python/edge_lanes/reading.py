@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge_lanes.v1 import lanes_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
 SILENT_AFTER_S = 2.0
 
@@ -64,7 +64,7 @@ def readings(
     next_item: Callable[[float], Reading | Exception],
     error_text: Callable[[], str],
     silent_after_s: float,
-) -> Iterator[Reading]:
+) -> Generator[Reading]:
     """Yield readings as they arrive, and SILENT after each `silent_after_s` without one.
 
     Args:

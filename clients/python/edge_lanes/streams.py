@@ -12,7 +12,7 @@ from edge_lanes.reading import SILENT_AFTER_S, Reading, reading_of, readings
 from edge_lanes.v1 import events_pb2, lane_service_pb2, lane_service_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable
     from pathlib import Path
 
 # Responses that may be on their way: with more, lanes grow old in the connection.
@@ -161,7 +161,7 @@ class LaneStream:
         self._connection = _Connection(address, credentials, token)
         self._silent_after_s = silent_after_s
 
-    def __iter__(self) -> Iterator[Reading]:
+    def __iter__(self) -> Generator[Reading]:
         receiver = _Receiver(self._connection, self._first)
         try:
             yield from readings(receiver.next, lambda: self._connection.error, self._silent_after_s)
@@ -195,7 +195,7 @@ class EventStream:
         self._last = last
         self._connection = _Connection(address, credentials, token)
 
-    def __iter__(self) -> Iterator[events_pb2.Event]:
+    def __iter__(self) -> Generator[events_pb2.Event]:
         connection = self._connection
         while True:
             kept = self._last.read_text() if self._last.exists() else "0"

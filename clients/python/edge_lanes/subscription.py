@@ -16,7 +16,7 @@ from edge_lanes.reading import SILENT_AFTER_S, Reading, reading_of, readings
 from edge_lanes.v1 import lanes_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from paho.mqtt.reasoncodes import ReasonCode
 
@@ -68,7 +68,7 @@ class LaneSubscription:
         self._client.on_message = self._on_message
         self._client.reconnect_delay_set(1, 5)
 
-    def __iter__(self) -> Iterator[Reading]:
+    def __iter__(self) -> Generator[Reading]:
         self._client.connect_async(*self._address)
         self._client.loop_start()
         try:

@@ -13,12 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from support.waiting import wait_until
-
-from edge_server.cli.model_push import pack
-from edge_server.repository.manifest import SigningKey, make_keys
-from edge_server.repository.transfer import roll_back, write_archive
-from tests.integration.delivery.verbs import (
+from integration.delivery.verbs import (
     CONFIG,
     TIMEOUT_S,
     done,
@@ -27,6 +22,11 @@ from tests.integration.delivery.verbs import (
     models,
     push,
 )
+from support.waiting import wait_until
+
+from edge_server.cli.model_push import pack
+from edge_server.repository.manifest import SigningKey, make_keys
+from edge_server.repository.transfer import roll_back, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pytest
-
-from tests.integration.delivery.verbs import done, is_whole, make_model, models, push
+from integration.delivery.verbs import done, is_whole, make_model, models, push
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

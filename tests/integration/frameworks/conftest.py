@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 import pytest
-
-from tests.integration.frameworks.daemon import (
+from integration.frameworks.daemon import (
     MODULES,
     Served,
     params,

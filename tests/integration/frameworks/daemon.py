@@ -13,11 +13,10 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
+from integration.frameworks import networks
 from onnx import TensorProto, helper, numpy_helper
 from support.daemon_process import Process
 from support.waiting import wait_until
-
-from tests.integration.frameworks import networks
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import networks
 
 # It would write to HOME as it is imported.
-sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+sys.modules["openvino_telemetry"] = None
 import openvino  # noqa: E402
 
 sources = Path(networks.sys.argv[1]).parent

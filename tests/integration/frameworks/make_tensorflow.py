@@ -21,7 +21,8 @@ def conv(x: Any, weight: np.ndarray, bias: np.ndarray, stride: int) -> Any:
 
 
 def net(x: Any) -> Any:
-    made = conv(tf.transpose(x, [0, 2, 3, 1]), *networks.net_weights(), 1)
+    weight, bias = networks.net_weights()
+    made = conv(tf.transpose(x, [0, 2, 3, 1]), weight, bias, 1)
     return tf.transpose(made, [0, 3, 1, 2])
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from integration.frameworks import networks
+from integration.frameworks.daemon import params
 from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 from tritonclient.utils import InferenceServerException
@@ -21,14 +23,12 @@ from edge_server.model_config import completion
 from edge_server.model_config.config import Completion, ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.settings import Python
-from tests.integration.frameworks import networks
-from tests.integration.frameworks.daemon import params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.integration.frameworks.daemon import Served
+    from integration.frameworks.daemon import Served
 
 
 def of(*backends: str) -> Any:

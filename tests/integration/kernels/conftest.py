@@ -8,8 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from tests.integration.kernels.shim import BuildShim, Shim
+from integration.kernels.shim import BuildShim, Shim
 
 ROOT = Path(__file__).parents[3]
 BUILD_SHIM = ROOT / "tests/simulated_gpu/kernel_shim/build_shim"

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from integration.kernels.shim import CameraFrame, DesiredModel, by_cpu, by_integers
 from support.integer_colours import COLOURS, bgr_of_yuv, camera_image, image_of_planes
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.pixels import Colour, CropRegion, Image, PixelFormat
 from edge_server.tools.road.renderer import render
 from edge_server.tools.road.scene import RoadScene
-from tests.integration.kernels.shim import CameraFrame, DesiredModel, by_cpu, by_integers
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
-
-    from tests.integration.kernels.shim import Shim
+    from integration.kernels.shim import Shim
 
 FORMATS = st.sampled_from(PixelFormat)
 

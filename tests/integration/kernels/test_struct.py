@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def test_the_struct_is_the_headers(tmp_path: Path, kernels: Path, compiler: str) -> None:
     """Size and every field's offset, as a compiler lays the header's struct out."""
-    fields = [name for name, _ in PreprocessArgs._fields_]
+    fields = [name for name, *_ in PreprocessArgs._fields_]
     prints = "".join(
         f'std::printf("%zu %zu\\n", offsetof(PreprocessArgs, {name}), '
         f"sizeof(PreprocessArgs::{name}));"

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from integration.kernels.shim import CameraFrame, DesiredModel, by_integers
 
 from edge_server.backends.vision.preprocess_cpu import UndistortionMap
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, PixelFormat
-from tests.integration.kernels.shim import CameraFrame, DesiredModel, by_integers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.integration.kernels.shim import BuildShim, Shim
+    from integration.kernels.shim import BuildShim, Shim
 
 pytestmark = pytest.mark.long
 

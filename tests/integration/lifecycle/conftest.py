@@ -1,7 +1,6 @@
 """Models that count, as the unit tests of the same room have them."""
 
 from support.counted_backend import counted, gate
-
-from tests.unit.lifecycle.control.world import world
+from unit.lifecycle.control.world import world
 
 __all__ = ["counted", "gate", "world"]

@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-
-from edge_server.errors import ModelConfigError, NotFound, Unavailable
-from tests.unit.lifecycle.control.world import (
+from unit.lifecycle.control.world import (
     COUNTED,
     NEVER,
     TIMEOUT_S,
@@ -17,6 +15,8 @@ from tests.unit.lifecycle.control.world import (
     ensemble,
     set_number,
 )
+
+from edge_server.errors import ModelConfigError, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.lifecycle.board import CONFIG, TIMEOUT_S
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.inference.registry import ModelRegistry
@@ -18,7 +19,6 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.lifecycle.updates import Deployments
 from edge_server.repository.store import ModelStore
-from tests.unit.lifecycle.board import CONFIG, TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -51,7 +51,7 @@ class HangingBackend:
 
     def load(self, context: LoadContext) -> TensorModel:
         model = TensorModel(self._run)
-        model.close = self.closed.set  # type: ignore[method-assign]
+        model.close = self.closed.set
         return model
 
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:

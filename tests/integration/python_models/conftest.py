@@ -67,7 +67,7 @@ class Served:
     def model(self, name: str) -> PythonModel:
         loaded = self.entry(name).loaded
         assert loaded is not None
-        return loaded.model  # type: ignore[return-value]
+        return loaded.model
 
     def wait_until_ready(self, name: str) -> None:
         wait_until(
@@ -79,7 +79,7 @@ class Served:
 
 def request_of(model: str, *values: int, **request: object) -> InferRequest:
     tensor = Tensor(np.array(values, np.int32))
-    return InferRequest(model, {"x": tensor}, **request)  # type: ignore[arg-type]
+    return InferRequest(model, {"x": tensor}, **request)
 
 
 def y_of(answer: ResponseCallback) -> list[int]:

@@ -242,7 +242,7 @@ def test_an_error_of_one_response_is_that_requests_alone_with_its_code(serve: Se
         ExecuteRequest(
             {"x": Tensor(np.array([[value]], np.int32))},
             frozenset({"y"}),
-            lambda answer, final, parameters=None, mine=mine: mine.append(answer),  # type: ignore[misc]
+            lambda answer, final, parameters=None, mine=mine: mine.append(answer),
             InferRequest("m", {}),
             served.registry.snapshot,
         )

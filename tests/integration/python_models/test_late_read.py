@@ -70,7 +70,7 @@ def test_a_response_that_came_while_the_daemon_stalled_past_its_limit_is_returne
             assert time.monotonic() < end
             time.sleep(0.01)
 
-    process.channel.send = send_and_stall  # type: ignore[method-assign]
+    process.channel.send = send_and_stall
     started = process.start(message, 0.0, other=lambda other: None)
     assert started is not None
     assert not started.failure

@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 
 import pytest
-
-from tests.unit.backends.python.test_shared_memory import arena, block
+from unit.backends.python.test_shared_memory import arena, block
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

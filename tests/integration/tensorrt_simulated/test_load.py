@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from integration.tensorrt_simulated.test_loading import PROFILES, X, with_side_car
 from support.workshop import Asked, add_one
 
 from edge_server.backends.tensorrt.plan_options import (
@@ -14,7 +15,6 @@ from edge_server.backends.tensorrt.plan_options import (
 )
 from edge_server.board.board import NVDLA_SUPPORT
 from edge_server.errors import EdgeServerError, ModelConfigError
-from tests.integration.tensorrt_simulated.test_loading import PROFILES, X, with_side_car
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -246,10 +246,10 @@ class RedirectingPort:
     def close(self) -> None:
         _reset(self._listener)
         self._threads[0].join()
-        for each in self._clients:
-            _reset(each)
-        for each in self._threads:
-            each.join()
+        for client in self._clients:
+            _reset(client)
+        for thread in self._threads:
+            thread.join()
 
     def __enter__(self) -> RedirectingPort:
         return self

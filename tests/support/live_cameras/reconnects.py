@@ -26,7 +26,7 @@ def used() -> tuple[int, int, int]:
 
 def main(reader: str, uri: str, count: int) -> None:
     logging.disable(logging.CRITICAL)
-    options = SourceOptions(reader=reader)  # type: ignore[arg-type]  # one of the two
+    options = SourceOptions(reader=reader)
     camera = Camera("front", uri, options=options, retry_first_s=0.02, retry_longest_s=0.02)
     camera.start()
     found = []

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.waiting import wait_until
+from unit.inference.threads import no_more_threads
 
 from edge_server.api.calls import CallThreads
-from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

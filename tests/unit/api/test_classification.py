@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,9 +14,7 @@ from edge_server.errors import InvalidRequest
 from edge_server.tensors import DataType, Tensor
 
 
-def classes(
-    array: np.ndarray, count: int, *, batched: bool, labels: tuple[str, ...] = ()
-) -> object:
+def classes(array: np.ndarray, count: int, *, batched: bool, labels: tuple[str, ...] = ()) -> Any:
     return TopClasses(count, batched, labels).of(Tensor(array)).array.tolist()
 
 
@@ -51,5 +51,5 @@ def test_more_classes_than_a_client_can_mean_are_refused() -> None:
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20), st.integers(1, 25))
 def test_the_order_is_that_of_the_values(values: list[int], count: int) -> None:
     made = classes(np.array(values, np.uint64), count, batched=False)
-    places = [int(text.split(b":")[1]) for text in made]  # type: ignore[attr-defined]
+    places = [int(text.split(b":")[1]) for text in made]
     assert places == sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]

@@ -273,7 +273,7 @@ def test_what_the_model_does_not_take_is_not_converted(
     head, _ = read_request(message(*inputs).SerializeToString())
     raw = [Untouchable()] * len(inputs)
     with pytest.raises(InvalidRequest, match=says):
-        to_infer_request(head, raw, config=CONFIG)  # type: ignore[arg-type]
+        to_infer_request(head, raw, config=CONFIG)
 
 
 def test_strings_are_a_million_at_most_in_all_tensors_together() -> None:

@@ -100,6 +100,6 @@ def test_a_value_that_cannot_be_is_refused_in_the_contracts_words(
 )
 def test_a_parameter_is_written_in_the_field_for_its_type(value: object, field: str) -> None:
     message = pb.InferParameter()
-    write_parameter(message, value)  # type: ignore[arg-type]
+    write_parameter(message, value)
     assert message.WhichOneof("parameter_choice") == field
     assert getattr(message, field) == value

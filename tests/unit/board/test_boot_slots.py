@@ -89,7 +89,7 @@ def test_a_firmware_that_ignores_the_switch_is_an_error(firmware: Firmware) -> N
         return "" if "set-active-boot-slot" in arguments else firmware.nvbootctrl(arguments)
 
     with pytest.raises(Unavailable, match="slot B was chosen, and A would boot instead"):
-        BootSlots(firmware.root, silent).set_primary("B")  # type: ignore[arg-type]
+        BootSlots(firmware.root, silent).set_primary("B")
 
 
 def test_the_slot_that_runs_is_never_made_unbootable_and_only_it_is_good(

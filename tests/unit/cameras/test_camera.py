@@ -439,7 +439,7 @@ def test_a_recording_that_cannot_be_opened_raises_before_anything_starts() -> No
     def broken(*_: object) -> None:
         raise SourceError("no such file")
 
-    kinds = {"scripted": SourceKind(broken, live=False)}  # type: ignore[arg-type]  # it never returns
+    kinds = {"scripted": SourceKind(broken, live=False)}
     camera = Camera("front", "scripted://it", kinds=kinds)
     with pytest.raises(SourceError, match="no such file"):
         camera.open()

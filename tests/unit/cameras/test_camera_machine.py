@@ -46,7 +46,7 @@ class Sources(RuleBasedStateMachine):
         was_read = reader is readers[-1] and not reader.leaving
         capture_ns = round((self.rig.now - age_s) * 1e9)
         number = self.rig.camera.captured
-        frame = Frame(0, TORN if torn else WHOLE, capture_ns, capture_ns, clock)  # type: ignore[arg-type]  # one of the sampled
+        frame = Frame(0, TORN if torn else WHOLE, capture_ns, capture_ns, clock)
         reader.reads(frame)
         newest = self.rig.camera.newest
         if newest is not None and newest.id == number:

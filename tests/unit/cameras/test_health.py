@@ -191,7 +191,7 @@ def test_the_only_picture_of_a_recording_is_not_frozen() -> None:
 def blurred(picture: NDArray[np.float32]) -> NDArray[np.float32]:
     for axis in (0, 1):
         for _ in range(2):
-            picture = sum(np.roll(picture, shift, axis) for shift in range(-3, 4)) / 7  # type: ignore[assignment]  # a sum of arrays
+            picture = sum(np.roll(picture, shift, axis) for shift in range(-3, 4)) / 7
     return picture
 
 

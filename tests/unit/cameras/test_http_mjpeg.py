@@ -55,7 +55,7 @@ class Camera:
         coding = b"Transfer-Encoding: chunked\r\n" if chunked else b""
         self._socket.sendall(b"HTTP/1.1 200 OK\r\n%s\r\n" % coding)
         wire = Wire(ours, time.monotonic() + WAIT_S)
-        response = http.client.HTTPResponse(wire, method="GET")  # type: ignore[arg-type]
+        response = http.client.HTTPResponse(wire, method="GET")
         response.begin()
         parser, decoder = MultipartParser(b"b"), JpegDecoder("cam")
         self.stream = MjpegStream(response, wire, parser, "cam", decoder)
@@ -178,8 +178,8 @@ class EndlessSocket:
 )
 def test_what_never_ends_is_read_no_longer_than_it_may(begin: bytes, more: bytes) -> None:
     endless = EndlessSocket(begin, more)
-    wire = Wire(endless, time.monotonic())  # type: ignore[arg-type]  # a socket in what is used
-    response = http.client.HTTPResponse(wire, method="GET")  # type: ignore[arg-type]
+    wire = Wire(endless, time.monotonic())
+    response = http.client.HTTPResponse(wire, method="GET")
 
     def read() -> None:
         response.begin()

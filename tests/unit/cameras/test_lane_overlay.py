@@ -23,12 +23,12 @@ def line(x_px: float, index: int, aside_m: float, **more: object) -> Lane:
     points = np.stack([np.full_like(y, x_px), y], axis=1).astype(np.float32)
     polynomial = Polynomial(np.array([aside_m, 0, 0, 0.0]), np.eye(4) * 1e-6, 5.0, 45.0)
     ground = GroundLane(np.array([[5, aside_m], [45, aside_m]], np.float32), polynomial)
-    return replace(Lane(points, 0.9, id=3, index=index, ground=ground), **more)  # type: ignore[arg-type]  # the tests name existing fields
+    return replace(Lane(points, 0.9, id=3, index=index, ground=ground), **more)
 
 
 def frame(*lanes: Lane, **more: object) -> LaneFrame:
     made = LaneFrame("front", 7, 0, 0, 0, WIDTH, HEIGHT, "m", lanes=lanes, ego=Ego(0.1))
-    return replace(made, **more)  # type: ignore[arg-type]  # likewise
+    return replace(made, **more)
 
 
 def painted(lane: Lane) -> tuple[set[tuple[int, ...]], float]:

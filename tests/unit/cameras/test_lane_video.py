@@ -109,7 +109,7 @@ def test_a_bend_that_cannot_be_told_from_a_straight_road_has_no_radius(
 
 def test_what_cannot_be_drawn_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     video = LaneVideo(tmp_path / "drive.avi")
-    video(None, Frame(0, Image(PixelFormat.BGR, (NOISE,)), 1, 0))  # type: ignore[arg-type]  # a fault of this program
+    video(None, Frame(0, Image(PixelFormat.BGR, (NOISE,)), 1, 0))
     with pytest.raises(SourceError, match=r"drive\.avi: not written: 'NoneType'"):
         video.close()
     assert "worker video: ended by an error" in caplog.text

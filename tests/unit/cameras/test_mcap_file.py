@@ -52,7 +52,7 @@ class Clock:
 
 
 def recording(directory: Path, count: int = 12, **settings: object) -> Path:
-    drive = Drive(directory, **settings)  # type: ignore[arg-type]
+    drive = Drive(directory, **settings)
     drive.frames(count, jpeg=True)
     drive.stop()
     (path,) = drive.files()
@@ -73,7 +73,7 @@ def source_of(path: Path, clock: Clock, **options: object) -> McapSource:
         JpegDecoder("test"),
         clock=clock,
         sleep=clock.sleep,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
 
 
@@ -123,7 +123,7 @@ def test_a_late_replay_goes_on_from_its_present_picture(tmp_path: Path) -> None:
 def test_it_plays_again_from_the_start(tmp_path: Path) -> None:
     path = recording(tmp_path, count=3)
     source = source_of(path, Clock(), loop=True)
-    jpegs = [source.read().jpeg for _ in range(7)]  # type: ignore[union-attr]
+    jpegs = [source.read().jpeg for _ in range(7)]
     assert jpegs == [camera_jpeg(number % 3) for number in range(7)]
 
 
@@ -251,7 +251,7 @@ def test_damage_of_any_kind_ends_a_recording_and_asks_for_no_memory(
     whole = path.read_bytes()
     path.write_bytes(whole[: whole.index(_record(15, b"", 4))] + _HOSTILE[what])
     source = open_source(f"mcap://{path}?fps=0")
-    assert len(played(source)) == 40  # type: ignore[arg-type]
+    assert len(played(source)) == 40
     assert "broke off after 40 pictures" in caplog.text
 
 
@@ -334,7 +334,7 @@ def test_without_a_library_for_a_compression_all_else_is_read(
     path = recording(tmp_path, count=40)
     whole = path.read_bytes()
     path.write_bytes(whole[: whole.index(_record(15, b"", 4))] + _HOSTILE[library])
-    assert len(played(open_source(f"mcap://{path}?fps=0"))) == 40  # type: ignore[arg-type]
+    assert len(played(open_source(f"mcap://{path}?fps=0"))) == 40
     assert "UnsupportedCompressionError" in caplog.text
 
 

@@ -40,7 +40,7 @@ class ScriptedCapture:
         return stamp_ms is not None
 
     def retrieve(self) -> tuple[bool, NDArray[np.uint8]]:
-        return self.gives is not None, self.gives  # type: ignore[return-value]  # as cv2's
+        return self.gives is not None, self.gives
 
     def get(self, prop: int) -> float:
         assert prop == cv2.CAP_PROP_POS_MSEC

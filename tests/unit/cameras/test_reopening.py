@@ -44,7 +44,7 @@ def test_delays_grow_until_the_source_has_run_for_long() -> None:
 
 def test_a_source_that_is_seen_again_is_opened_at_once_but_not_over_and_over() -> None:
     watch = Watch()
-    reopening = Reopening(5.0, 5.0, lambda: watch)  # type: ignore[arg-type,return-value]  # what is used of one
+    reopening = Reopening(5.0, 5.0, lambda: watch)
     reopening.lose(0.0, 0.0)
     assert not reopening.is_due(0.1)
     watch.back = True
@@ -85,6 +85,6 @@ def test_a_camera_whose_network_was_down_or_that_lost_its_name_is_seen_again(
         return future
 
     monkeypatch.setattr(reopening, "start_future", at_once)
-    monkeypatch.setattr(reopening.socket, "create_connection", connect)
+    monkeypatch.setattr(socket, "create_connection", connect)
     watch = ReturnWatch(PortProbe("camera", 554))
     assert [watch.look(float(now)) for now in range(4)] == [False, False, False, True]

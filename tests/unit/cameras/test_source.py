@@ -392,11 +392,11 @@ def test_a_transport_stream_plays_at_its_own_rate(tmp_path: Path) -> None:
 
 def test_a_given_rate_overrides_the_videos_own(video: Path) -> None:
     source = open_source(f"file://{video}?fps=500")
-    assert source.pace.period_ns == pytest.approx(2_000_000)  # type: ignore[attr-defined]
+    assert source.pace.period_ns == pytest.approx(2_000_000)  # type: ignore[attr-defined]  # this source has it
 
 
 def test_a_folder_plays_10_images_a_second(folder: Path) -> None:
-    assert open_source(str(folder)).pace.period_ns == pytest.approx(100_000_000)  # type: ignore[attr-defined]
+    assert open_source(str(folder)).pace.period_ns == pytest.approx(100_000_000)  # type: ignore[attr-defined]  # this source has it
 
 
 # The synthetic road

@@ -65,7 +65,7 @@ def measurement(concurrency: int, per_s: float, **changes: object) -> Measuremen
     latency = Latency(20.0, 31.0, {50: 19.0, 90: 25.0, 95: 28.0, 99: 30.0})
     usual = {"requests": 100, "failed": 0, "latency": latency}
     stages = (StageTimes("m", 100, 18.5, 1.0, 0.25, 17.0, 0.25),)
-    return Measurement(concurrency, per_s, **{**usual, "stages": stages, **changes})  # type: ignore[arg-type]
+    return Measurement(concurrency, per_s, **{**usual, "stages": stages, **changes})
 
 
 def test_the_tables_have_a_row_for_each_concurrency_and_each_stage() -> None:
@@ -102,7 +102,7 @@ class Refuses(DaemonClient):
         if self.sent != 3:
             raise Unavailable("busy")
 
-    def statistics(self) -> tuple[()]:
+    def statistics(self, model: str = "") -> tuple[()]:
         return ()
 
 

@@ -59,7 +59,7 @@ class Board:
         return 0, ""
 
     def apply(self, mode: str | None = None, clocks: str | None = None) -> list[str]:
-        return list(self.control.apply(mode, clocks))  # type: ignore[arg-type]  # a Literal
+        return list(self.control.apply(mode, clocks))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from support.waiting import wait_until
+from unit.pipeline.given_lanes import GivenLanes, data_plane
 
 from edge_server.cameras.frame import Frame, Pace
 from edge_server.cameras.source import SourceKind
@@ -28,7 +29,6 @@ from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import ColourMatrix, Image
 from edge_server.settings import CameraSection, Settings
-from tests.unit.pipeline.given_lanes import GivenLanes, data_plane
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,7 +159,7 @@ class Drive:
 
 
 def section(uri: str, **more: object) -> CameraSection:
-    return CameraSection(uri=uri, **more)  # type: ignore[arg-type]
+    return CameraSection(uri=uri, **more)
 
 
 FRONT, REAR, LEFT = (section(f"device://{n}") for n in range(3))
@@ -410,7 +410,7 @@ def test_more_readers_that_hang_than_a_process_may_keep_end_it(
         assert drive.set.hanging > number
     with pytest.raises(StageStuck, match=r"\d+ readers of cameras hang"):
         drive.set.check(0.0)
-    assert caplog.text.count("was removed while its reader hangs") == MOST_HANGING + 1
+    assert caplog.text.count("camera left: was removed while its reader hangs") == MOST_HANGING + 1
 
 
 @pytest.mark.parametrize(
@@ -463,15 +463,15 @@ def test_a_request_to_stop_ends_the_trial_of_new_cameras() -> None:
         def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
             self.runs += self.stop_at_next
             if self.stop_at_next:
-                drive.set.ask_to_stop()
+                stopped.set.ask_to_stop()
             return super().run(inputs, outputs)
 
     model = Counted()
-    drive = Drive(model)
+    stopped = Drive(model)
     model.stop_at_next = True
     with pytest.raises(Unavailable, match="the daemon stops"):
-        drive.set.change({"front": FRONT, "rear": REAR, "left": LEFT})
-    assert (model.runs, drive.names(), drive.devices.opened) == (1, [], [])
+        stopped.set.change({"front": FRONT, "rear": REAR, "left": LEFT})
+    assert (model.runs, stopped.names(), stopped.devices.opened) == (1, [], [])
 
 
 def test_the_models_of_cameras_are_those_of_the_present_ones(drive: Drive) -> None:

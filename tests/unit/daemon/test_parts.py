@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,6 @@ import pytest
 from edge_server.board.facts import Heat, ThermalZone
 from edge_server.board.identity import Identity
 from edge_server.board.watch import CLOCK_UNSYNCHRONIZED, DeviceReport
-from edge_server.daemon import parts
 from edge_server.daemon.parts import KnownSurroundings, free_space, recorder_of
 from edge_server.errors import Reason, SettingsError
 from edge_server.pipeline.event_log import EventLog
@@ -66,7 +66,7 @@ class Known:
         self.state: Any = None
         self.board: Any = SimpleNamespace(latest=DeviceReport())
         self.surroundings = KnownSurroundings(self.vehicle, self.board)
-        monkeypatch.setattr(parts.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
     def drives(self, *speeds: float | None, each_s: float = 1.0) -> float | None:
         """Look once at each of these speeds, None for a vehicle that says none."""

@@ -77,7 +77,7 @@ def test_models_that_failed_are_named_and_unloaded_ones_are_not() -> None:
         ModelEntry("a", 1, ModelState.READY),
         ModelEntry("a", 2, ModelState.UNAVAILABLE, "older"),
         ModelEntry("b", 1, ModelState.UNAVAILABLE, UNLOADED),
-        ModelEntry("d", 1, ModelState.UNAVAILABLE, IDLE, SimpleNamespace()),  # type: ignore[arg-type],
+        ModelEntry("d", 1, ModelState.UNAVAILABLE, IDLE, SimpleNamespace()),
         ModelEntry("c", 1, ModelState.UNAVAILABLE, "x" * 1000),
     ]
     text = line(entries=entries, broker="connected")(0.0)

@@ -136,7 +136,7 @@ def test_a_verdict_is_a_state_an_event_and_known_to_the_store() -> None:
     daemon.pipelines[0].networks = (network,)
     assert "publish_verdict" in daemon.look()
     for outcome in ("watching", "good", "good", "worse"):
-        network.verdict = LaneVerdict(outcome, "because", 25, (), ())  # type: ignore[arg-type]
+        network.verdict = LaneVerdict(outcome, "because", 25, (), ())
         daemon.look()
     assert daemon.look() == []
     assert control.judged == [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.inference.sequences import A_MINUTE, Accumulate, Road, model_config
 
 from edge_server.backends.contract import TensorModel
 from edge_server.inference.scheduling import Scheduling
-from tests.unit.inference.sequences import A_MINUTE, Accumulate, Road, model_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,6 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from unit.inference.canaries import (
+    CONFIG,
+    DECOUPLED,
+    FINE,
+    NAN,
+    TERMS,
+    TIMED,
+    Canary,
+    FixedScheduler,
+    config,
+    predecessor,
+    response,
+    unwatched,
+)
 
 from edge_server.errors import (
     Cancelled,
@@ -31,20 +45,6 @@ from edge_server.requests import (
     SequencePlace,
 )
 from edge_server.tensors import DataType, Tensor
-from tests.unit.inference.canaries import (
-    CONFIG,
-    DECOUPLED,
-    FINE,
-    NAN,
-    TERMS,
-    TIMED,
-    Canary,
-    FixedScheduler,
-    config,
-    predecessor,
-    response,
-    unwatched,
-)
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
@@ -280,7 +280,7 @@ def test_infinities_that_its_predecessor_gave_too_are_no_reason() -> None:
     unwatched(before).response = response(NAN)
     for _ in range(150):
         before.scheduler.submit(InferRequest("m", {}), Snapshot({}), lambda *_: None)
-    assert before.scheduler.seen.total() == 100  # type: ignore[attr-defined]
+    assert before.scheduler.seen.total() == 100  # type: ignore[attr-defined]  # this scheduler has it
     canary = Canary(before, DECOUPLED)
     canary.send(response(NAN), times=100)
     assert canary.look(now=30.0) == ["passed"]

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
-from edge_server.errors import InternalError, InvalidRequest
-from edge_server.inference.registry import Snapshot
-from edge_server.requests import (
-    InferRequest,
-)
-from edge_server.tensors import Tensor
-from tests.unit.inference.canaries import (
+from unit.inference.canaries import (
     DECOUPLED,
     FINE,
     NAN,
@@ -25,6 +18,13 @@ from tests.unit.inference.canaries import (
     predecessor,
     response,
 )
+
+from edge_server.errors import InternalError, InvalidRequest
+from edge_server.inference.registry import Snapshot
+from edge_server.requests import (
+    InferRequest,
+)
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from edge_server.errors import EdgeServerError

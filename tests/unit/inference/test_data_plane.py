@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
+from unit.inference.ensembles import Queueing, queueing, value
 
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import Cancelled, DeadlineExceeded, InvalidRequest, NotFound
@@ -24,7 +25,6 @@ from edge_server.inference.registry import (
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
-from tests.unit.inference.ensembles import Queueing, queueing, value
 
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
 

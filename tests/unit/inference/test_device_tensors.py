@@ -6,6 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from unit.inference.ensembles import (
+    Models,
+    Responses,
+    config,
+    ensemble_config,
+    models_of,
+    plus,
+    running,
+    value,
+)
 
 from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import WatchedScheduler
@@ -16,16 +26,6 @@ from edge_server.inference.scheduling import Scheduling
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import Tensor
-from tests.unit.inference.ensembles import (
-    Models,
-    Responses,
-    config,
-    ensemble_config,
-    models_of,
-    plus,
-    running,
-    value,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -120,7 +120,7 @@ def test_what_an_instance_raises_unforeseen_is_an_internal_error_by_name(
         def close(self) -> None: ...
 
     class Odd(TensorModel):
-        def make_instance(self, name: str, placement: Placement) -> Raises:  # type: ignore[override]
+        def make_instance(self, name: str, placement: Placement) -> Raises:
             return Raises()
 
     snapshot = snapshot_of(Odd(lambda i, o: {}))

@@ -14,6 +14,7 @@ import pytest
 from google.protobuf import text_format
 from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
+from unit.inference.threads import no_more_threads
 
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import (
@@ -41,7 +42,6 @@ from edge_server.inference.statistics import FailureReason, ModelStatistics
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, ResponseCallback
 from edge_server.tensors import Tensor
-from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,7 +163,7 @@ class Served:
     ) -> Responses:
         responses = responses or Responses()
         tensor = Tensor(np.full((rows, columns), value, np.float32))
-        request = InferRequest("m", {"a": tensor}, **fields)  # type: ignore[arg-type]
+        request = InferRequest("m", {"a": tensor}, **fields)
         self._data_plane.submit(request, responses)
         return responses
 
@@ -178,7 +178,7 @@ def serve() -> Iterator[Callable[..., Served]]:
     made: list[Served] = []
 
     def make(*args: object, **kwargs: object) -> Served:
-        made.append(Served(*args, **kwargs))  # type: ignore[arg-type]
+        made.append(Served(*args, **kwargs))
         return made[-1]
 
     yield make
@@ -237,7 +237,7 @@ def test_a_delay_longer_than_a_thread_can_wait_is_no_fault(
 ) -> None:
     served = serve(f"preferred_batch_size: 2 max_queue_delay_microseconds: {2**64 - 1}")
     served.submit(1)
-    wait_until(lambda: served.loaded.scheduler._gathering)  # type: ignore[attr-defined]
+    wait_until(lambda: served.loaded.scheduler._gathering)  # type: ignore[attr-defined]  # this scheduler has it
     served.submit(2)
     assert served.model.next_run() == [1, 2]
     assert caplog.text == ""
@@ -287,7 +287,7 @@ def test_without_a_batch_dimension_requests_queue_and_run_one_by_one() -> None:
     responses = [Responses() for _ in range(3)]
     for value, each in enumerate(responses):
         tensor = Tensor(np.full((1, 1), value, np.float32))
-        loaded.scheduler.submit(InferRequest("m", {"a": tensor}), None, each)  # type: ignore[arg-type]
+        loaded.scheduler.submit(InferRequest("m", {"a": tensor}), None, each)
     assert [each.value() for each in responses] == [0, 1, 2]
     assert loaded.statistics.counts().execution_count == 3
     loaded.close()
@@ -300,7 +300,7 @@ def test_a_batch_waits_for_company_and_goes_when_it_is_preferred(
     served = serve(f"preferred_batch_size: 3 max_queue_delay_microseconds: {hour_us}")
     for value in (1, 2):
         served.submit(value)
-    wait_until(lambda: served.loaded.scheduler._gathering)  # type: ignore[attr-defined]
+    wait_until(lambda: served.loaded.scheduler._gathering)  # type: ignore[attr-defined]  # this scheduler has it
     assert served.model.entered.empty()
     # Waiting for company is no run, however long it takes.
     assert served.loaded.scheduler.running_since() == math.inf
@@ -554,7 +554,7 @@ def test_what_replaces_a_model_closes_it_after_its_last_response(
     served.model.let_through(2)
     assert [each.value() for each in responses] == [1, 2]
     wait_until(lambda: served.model.closed)
-    wait_until(lambda: not any(w.alive for w in served.loaded.scheduler._workers))  # type: ignore[attr-defined]
+    wait_until(lambda: not any(w.alive for w in served.loaded.scheduler._workers))  # type: ignore[attr-defined]  # this scheduler has it
 
 
 def test_closing_refuses_callers_that_still_waits_and_callers_that_comes_later(

@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, NotFound, Unavailable
-from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.line import StepThreads
-from edge_server.inference.registry import ModelRegistry
-from edge_server.inference.statistics import FailureReason
-from edge_server.requests import InferRequest, InferResponse, SequencePlace
-from edge_server.tensors import Tensor
-from tests.unit.inference.ensembles import (
+from unit.inference.ensembles import (
     TIMEOUT_S,
     Models,
     Queueing,
@@ -35,6 +27,14 @@ from tests.unit.inference.ensembles import (
     submitted,
     value,
 )
+
+from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, NotFound, Unavailable
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.line import StepThreads
+from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.statistics import FailureReason
+from edge_server.requests import InferRequest, InferResponse, SequencePlace
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from support.waiting import wait_until
-
-from edge_server.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    EdgeServerError,
-    InternalError,
-    Unavailable,
-)
-from edge_server.inference.line import StepThreads
-from edge_server.requests import InferRequest
-from edge_server.tensors import Tensor
-from tests.unit.inference.ensembles import (
+from unit.inference.ensembles import (
     TIMEOUT_S,
     Models,
     Queueing,
@@ -36,7 +25,18 @@ from tests.unit.inference.ensembles import (
     submitted,
     value,
 )
-from tests.unit.inference.threads import no_more_threads
+from unit.inference.threads import no_more_threads
+
+from edge_server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EdgeServerError,
+    InternalError,
+    Unavailable,
+)
+from edge_server.inference.line import StepThreads
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,7 +232,7 @@ def test_a_held_step_is_let_go_when_its_caller_goes() -> None:
     queue.next()
     assert producer.step.acquire(timeout=TIMEOUT_S)
     caller.cancelled = True
-    slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]  # e is loaded
+    slots = models.entries["e"].loaded.scheduler._slots[1]
     wait_until(lambda: slots._held)
     assert not responses.over.is_set()
     slots.drop_dead()
@@ -260,7 +260,7 @@ def test_a_held_slot_is_free_again_when_its_caller_goes_before_a_thread_takes_th
     caller.cancelled = True
     threads.drop_dead()
     assert [type(response) for response in responses.wait()] == [Cancelled]
-    slots = models.entries["e"].loaded.scheduler._slots[1]  # type: ignore[union-attr]  # e is loaded
+    slots = models.entries["e"].loaded.scheduler._slots[1]
     assert slots._taken == 0
 
 
@@ -287,7 +287,7 @@ def test_a_request_parked_for_a_slot_ends_once_its_caller_is_gone() -> None:
     models = models_of(ensemble, queueing("q", queue))
     first = submitted(models, InferRequest("e", {"x": value(0)}))
     late = submitted(models, InferRequest("e", {"x": value(1)}, deadline=time.monotonic()))
-    (slots,) = models.entries["e"].loaded.scheduler._slots  # type: ignore[union-attr]
+    (slots,) = models.entries["e"].loaded.scheduler._slots
     assert not slots.drop_dead()
     assert [type(response) for response in late.wait()] == [DeadlineExceeded]
     kept = submitted(models, InferRequest("e", {"x": value(2)}))
@@ -308,7 +308,7 @@ def test_a_model_that_raises_after_its_response_gives_back_one_slot_only() -> No
     ensemble = ensemble_config("e", "x", "y", "q a=x > b=y", max_inflight=1)
     models = models_of(ensemble, queueing("q", Raises()))
     assert submitted(models, InferRequest("e", {"x": value(0)})).numbers("y") == [[0]]
-    (slots,) = models.entries["e"].loaded.scheduler._slots  # type: ignore[union-attr]
+    (slots,) = models.entries["e"].loaded.scheduler._slots
     assert slots._taken == 0
     models.threads.close()
 

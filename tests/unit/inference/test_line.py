@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.inference.threads import no_more_threads
 
 from edge_server.errors import Cancelled, DeadlineExceeded, Unavailable
 from edge_server.inference.line import StepThreads, Waiter
-from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable

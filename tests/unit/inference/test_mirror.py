@@ -59,7 +59,7 @@ class Model:
             1,
             TensorModel(self._run),
         )
-        self.loaded.model.close = self.closed.set  # type: ignore[union-attr,method-assign]
+        self.loaded.model.close = self.closed.set
 
     def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         self.running.set()
@@ -339,7 +339,7 @@ def test_a_replay_that_hangs_is_ended_where_its_model_can(
         old.error = InternalError("the run hung and was ended")
         old.may_run.set()
 
-    old.loaded.model.interrupt = interrupt  # type: ignore[union-attr]
+    old.loaded.model.interrupt = interrupt
     old.may_run.clear()
     mirror.compare(request(), Fault.FAILED)
     assert mirror.step()

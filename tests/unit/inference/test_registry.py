@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
+from unit.inference.threads import no_more_threads
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
 from edge_server.inference.registry import (
@@ -23,7 +24,6 @@ from edge_server.inference.registry import (
 )
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.model_config.config import ModelConfig
-from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from edge_server.requests import InferRequest, Respond
@@ -207,7 +207,7 @@ def test_no_model_is_closed_under_a_lease_nor_twice_nor_never(actions: list[str]
         for lease in leases:
             for entry in lease.snapshot.entries.values():
                 assert entry.loaded is not None
-                assert entry.loaded.scheduler.closed == 0  # type: ignore[attr-defined]
+                assert entry.loaded.scheduler.closed == 0  # type: ignore[attr-defined]  # this scheduler has it
     for lease in leases:
         lease.release()
     assert registry.wait_closed(TIMEOUT_S)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.inference.ensembles import config, ensemble_config, value
 
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
@@ -21,7 +22,6 @@ from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import Tensor
-from tests.unit.inference.ensembles import config, ensemble_config, value
 
 if TYPE_CHECKING:
     from edge_server.requests import Respond
@@ -49,7 +49,7 @@ def loaded(scheduling: Scheduling, run: Counted, extra: str = CACHED) -> LoadedM
 
 def asked(model: LoadedModel, *numbers: float, **more: object) -> InferResponse:
     snapshot = Snapshot({("m", 1): ModelEntry("m", 1, ModelState.READY, loaded=model)})
-    return snapshot.infer(InferRequest("m", {"a": value(*numbers)}, **more))  # type: ignore[arg-type]
+    return snapshot.infer(InferRequest("m", {"a": value(*numbers)}, **more))
 
 
 def test_the_same_question_runs_the_model_once_and_is_counted_as_a_hit() -> None:

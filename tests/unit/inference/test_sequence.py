@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from unit.inference.sequences import (
+    A_MINUTE,
+    TIMEOUT_S,
+    Accumulate,
+    Closes,
+    Road,
+    SentRequest,
+    model_config,
+)
+from unit.inference.threads import no_more_threads
 
 from edge_server.backends.contract import TensorInstance, TensorModel
 from edge_server.errors import (
@@ -22,16 +32,6 @@ from edge_server.errors import (
 from edge_server.inference.scheduling import Scheduling
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
-from tests.unit.inference.sequences import (
-    A_MINUTE,
-    TIMEOUT_S,
-    Accumulate,
-    Closes,
-    Road,
-    SentRequest,
-    model_config,
-)
-from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -322,7 +322,7 @@ def test_as_many_candidates_as_can_be_written_cost_nothing(road: Callable[..., R
     most = 2**31 - 1
     m = road(f"{A_MINUTE} oldest {{ max_candidate_sequences: {most} }}")
     assert [m.send(i, i, start=True).value() for i in (1, 2)] == [1, 2]
-    assert m.scheduler._book._made == 2  # type: ignore[attr-defined]
+    assert m.scheduler._book._made == 2  # type: ignore[attr-defined]  # this scheduler has it
 
 
 def test_a_state_that_cannot_be_read_is_refused_before_an_instance_is_made() -> None:

@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from unit.inference.sequences import (
+    A_MINUTE,
+    TIMEOUT_S,
+    Accumulate,
+    Caller,
+    Closes,
+    Road,
+    model_config,
+)
 
 from edge_server.errors import (
     Cancelled,
@@ -21,15 +30,6 @@ from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
-from tests.unit.inference.sequences import (
-    A_MINUTE,
-    TIMEOUT_S,
-    Accumulate,
-    Caller,
-    Closes,
-    Road,
-    model_config,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +122,7 @@ def test_sequences_that_wait_for_a_slot_leave_nothing_behind_when_their_callers_
         with pytest.raises(DeadlineExceeded):
             each.value()
     assert m.scheduler.pending() == 1
-    assert len(m.scheduler._book._live) == 2  # type: ignore[attr-defined]
+    assert len(m.scheduler._book._live) == 2  # type: ignore[attr-defined]  # this scheduler has it
     m.model.allowed.set()
     assert first.value() == 1
     m.send(1, 1, end=True).value()
@@ -162,7 +162,7 @@ def test_a_batch_that_cannot_be_made_fails_its_requests_and_frees_its_sequences(
     road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     m = road()
-    controls = m.scheduler._controls  # type: ignore[attr-defined]
+    controls = m.scheduler._controls  # type: ignore[attr-defined]  # this scheduler has it
     with monkeypatch.context() as patch:
         patch.setattr(controls, "of", lambda place: 1 / 0)
         with pytest.raises(InternalError, match="division by zero"):

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-
-from edge_server.backends.contract import TensorModel
-from edge_server.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound
-from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
-from edge_server.inference.scheduling import Scheduling
-from edge_server.inference.tracing import Sampler, TracedRequest, TraceRule
-from edge_server.requests import InferRequest
-from edge_server.tensors import Tensor
-from tests.unit.inference.ensembles import (
+from unit.inference.ensembles import (
     TIMEOUT_S,
     Responses,
     config,
@@ -31,6 +23,14 @@ from tests.unit.inference.ensembles import (
     streaming,
     value,
 )
+
+from edge_server.backends.contract import TensorModel
+from edge_server.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound
+from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
+from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.tracing import Sampler, TracedRequest, TraceRule
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors

@@ -88,7 +88,7 @@ def test_an_equal_candidate_is_good(seed: int) -> None:
 def test_a_worse_candidate_is_worse_and_the_text_names_the_measure(
     faults: dict[str, float], named: str
 ) -> None:
-    verdict = judged(7, 300, **faults)  # type: ignore[arg-type]
+    verdict = judged(7, 300, **faults)
     assert verdict.outcome == "worse", verdict.text
     assert named in verdict.text
 

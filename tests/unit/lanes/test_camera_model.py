@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.lanes.roads import CAMERA, cameras
 
 from edge_server.lanes.camera_model import FARTHEST_M, CameraModel, Ground, Lens, Mounting
-from tests.unit.lanes.roads import CAMERA, cameras
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

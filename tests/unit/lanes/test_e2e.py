@@ -42,7 +42,7 @@ def sent(
 
 
 def checks(*messages: Message, delay_s: float = 0.002, **limits: float) -> list[Check]:
-    checker = Checker(TOPIC, **limits)  # type: ignore[arg-type]
+    checker = Checker(TOPIC, **limits)
     return [checker.check(m.payload, m.value, m.sent_s + delay_s) for m in messages]
 
 

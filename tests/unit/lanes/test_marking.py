@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 import pytest
+from unit.lanes.roads import as_format
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.paint import (
@@ -24,7 +25,6 @@ from edge_server.lanes.types import Lane
 from edge_server.pixels import Image, PixelFormat
 from edge_server.tools.road.renderer import render
 from edge_server.tools.road.scene import RoadScene, look
-from tests.unit.lanes.roads import as_format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,11 +7,11 @@ from dataclasses import replace
 import cv2
 import numpy as np
 import pytest
+from unit.lanes.roads import as_format, bent_lines
 
 from edge_server.lanes.paint import ImageLines, image_lines, on_paint
 from edge_server.lanes.road_geometry import road_of
 from edge_server.pixels import Image, PixelFormat
-from tests.unit.lanes.roads import as_format, bent_lines
 
 WIDTH, HEIGHT = 1280, 720
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from unit.lanes.roads import CAMERA, FlatRoad, lanes_of, noisy
 
 from edge_server.lanes.road_geometry import (
     PitchDrift,
@@ -14,7 +15,6 @@ from edge_server.lanes.road_geometry import (
     Spread,
     road_of,
 )
-from tests.unit.lanes.roads import CAMERA, FlatRoad, lanes_of, noisy
 
 FPS = 2.0
 S = 1_000_000_000

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.paint import image_lines
 from edge_server.lanes.road_geometry import PitchFilter, ego_of, indexed_by_picture, road_of
 from edge_server.lanes.types import Ego, GroundLane, Lane, Polynomial
 from edge_server.tools.road.scene import RoadScene, look
-from tests.unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of
 
 
 @given(cameras(), flat_roads())

@@ -92,7 +92,7 @@ class Board:
         """The number of the model that serves."""
         if not self.registry.snapshot.ready_versions("m"):
             return None
-        number: float = self.registry.snapshot.find("m").model.number  # type: ignore[union-attr]
+        number: float = self.registry.snapshot.find("m").model.number
         return number
 
     def reasons(self) -> list[str]:

@@ -105,7 +105,7 @@ class World(CanaryOutcomes):
     def load_ensemble(self, *members: str, name: str = "e", ends: str = "xy") -> None:
         """From `x` through `members`, one after the other, to `y`; with the ends `ab` it can be a
         member itself."""
-        first, last = ends
+        first, last = tuple(ends)
         tensors = [first, *(f"t{i}" for i in range(1, len(members))), last]
         steps = "".join(
             f'step {{ model_name: "{member}" model_version: -1 '
@@ -239,7 +239,7 @@ def test_what_passes_stays_and_what_was_before_it_is_closed(
     closed = threading.Event()
     world.load(10)
     # The registry closes it first, for its part; what the trial keeps is closed after it.
-    counted.made[0].close = closed.set  # type: ignore[method-assign]
+    counted.made[0].close = closed.set
     world.load(20)
     for _ in range(5):
         world.ask()
@@ -594,7 +594,7 @@ def test_a_load_that_is_under_way_survives_a_roll_back(
 def test_unload_forgets_what_was_kept(world: World) -> None:
     world.load(10)
     closed = threading.Event()
-    world.counted.made[0].close = closed.set  # type: ignore[method-assign]
+    world.counted.made[0].close = closed.set
     world.load(20)
     world.loader.lifecycle.unload("m")
     assert closed.wait(TIMEOUT_S)

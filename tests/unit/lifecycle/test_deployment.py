@@ -13,6 +13,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from unit.lifecycle.board import CONFIG, LATER_S, Board
 
 from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import CanaryTerms
@@ -35,7 +36,6 @@ from edge_server.repository.verdicts import (
     ROLLED_BACK,
     WAITS,
 )
-from tests.unit.lifecycle.board import CONFIG, LATER_S, Board
 
 if TYPE_CHECKING:
     import threading

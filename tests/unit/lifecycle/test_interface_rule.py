@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as pb
+from unit.lifecycle.board import CONFIG, MAY_BREAK, Board
+from unit.lifecycle.control.world import COUNTED, INT32, READY, World, ensemble
 
 from edge_server.errors import ModelConfigError
 from edge_server.inference.registry import ModelRegistry
@@ -19,8 +21,6 @@ from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
 from edge_server.repository.manifest import Manifest
 from edge_server.repository.scan import Repositories, look
-from tests.unit.lifecycle.board import CONFIG, MAY_BREAK, Board
-from tests.unit.lifecycle.control.world import COUNTED, INT32, READY, World, ensemble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

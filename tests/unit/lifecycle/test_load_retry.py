@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
+from unit.lifecycle.board import CONFIG, ENSEMBLE, LATER_S, TIMEOUT_S, Board
 
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError, Unavailable
 from edge_server.inference.registry import ModelState
 from edge_server.repository.change_detector import Change
 from edge_server.repository.verdicts import GOOD, LOADING, WAITS, QuarantineReleases
-from tests.unit.lifecycle.board import CONFIG, ENSEMBLE, LATER_S, TIMEOUT_S, Board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def test_it_is_loaded_when_there_is_memory(board: Board, caplog: pytest.LogCaptu
     assert board.serving() == 2
     assert board.reasons() == [""]
     assert [copy.digest for copy in board.store.history("m")] == [
-        board.table.get("m").serving_copy.digest,  # type: ignore[union-attr]
+        board.table.get("m").serving_copy.digest,
         board.store.history("m")[1].digest,
     ]
     caplog.clear()

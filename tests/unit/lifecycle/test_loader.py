@@ -403,7 +403,7 @@ def test_a_model_that_nobody_waits_for_is_not_tried_again(
         raise OSError("the device is busy")
 
     backend = ModuleType("backend_that_fails")
-    backend.complete, backend.load = complete, load  # type: ignore[attr-defined]
+    backend.complete, backend.load = complete, load  # type: ignore[attr-defined]  # a module is made
     monkeypatch.setitem(sys.modules, "backend_that_fails", backend)
     monkeypatch.setitem(BACKENDS, "fails", "backend_that_fails")
     write_model("late", IDENTITY.replace("identity", "fails"))

@@ -25,7 +25,7 @@ def copy(digest: str) -> StagedModel:
 
 def spec(staged: StagedModel | None = None) -> ModelSpec:
     files = ModelFiles("m", Path("/models/m"), {1: Path("/models/m/1")})
-    return ModelSpec(replace(files, holder=staged), CONFIG, (1,), frozenset({(str(id(staged)),)}))  # type: ignore[arg-type]
+    return ModelSpec(replace(files, holder=staged), CONFIG, (1,), frozenset({(str(id(staged)),)}))
 
 
 def serve(record: ModelRecord, staged: StagedModel) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.lifecycle.board import CONFIG, MAY_BREAK, Board
 
 from edge_server.repository.change_detector import Change
 from edge_server.repository.verdicts import GOOD, WAITS
-from tests.unit.lifecycle.board import CONFIG, MAY_BREAK, Board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -122,7 +122,7 @@ def test_name_servers_that_do_not_respond_are_waited_for_without_a_stuck_worker(
 
     def resolve(host: str, *more: object, **named: object) -> object:
         if host != "broker.example":
-            return really(host, *more, **named)  # type: ignore[arg-type]
+            return really(host, *more, **named)
         called.set()
         answer.wait(60)
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")

@@ -129,7 +129,9 @@ def test_each_decoder_gives_pixels_of_the_whole_picture(
     assert found.scores[0] == pytest.approx(0.9, abs=0.03)
 
 
-def ssd(boxes: object = ((0.2, 0.2, 0.4, 0.4),), scores: object = (0.9,), classes: object = (0,)):
+def ssd(
+    boxes: object = ((0.2, 0.2, 0.4, 0.4),), scores: object = (0.9,), classes: object = (0,)
+) -> dict[str, object]:
     return {"boxes": boxes, "scores": scores, "classes": classes}
 
 

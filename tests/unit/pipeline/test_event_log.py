@@ -18,6 +18,7 @@ import pytest
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.pipeline import event_log
 from edge_server.pipeline.event_log import Event, EventFile, EventLog
+from edge_server.process.disk import lock_file
 
 # What a damaged file may have held beyond its readable events.
 LOST = 100_000
@@ -331,7 +332,7 @@ def test_a_kill_while_a_damaged_file_is_replaced_loses_nothing(
     def killed(*_: object) -> Path:
         raise KeyboardInterrupt
 
-    opened, open_ = [], event_log.lock_file
+    opened, open_ = [], lock_file
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", killed)
         patched.setattr(

@@ -97,7 +97,7 @@ def test_a_reader_gets_its_cameras_alone_and_begins_with_their_newest_lanes() ->
     reader = feed.open(["rear"])
     feed(frame(8, "front"))
     assert taken(reader) == [("rear", 7, 0)]
-    assert feed.newest("front").frame.frame_id == 8  # type: ignore[union-attr]  # it is there
+    assert feed.newest("front").frame.frame_id == 8
     feed.forget("front")
     assert feed.newest("front") is None
 

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from unit.lanes.roads import FlatRoad, lanes_of
 
 from edge_server.board.identity import Identity
 from edge_server.cameras.calibration import Calibration
@@ -17,7 +18,6 @@ from edge_server.lanes.types import LaneFrame
 from edge_server.mqtt import payloads
 from edge_server.pipeline.road_follower import LaneLocator
 from edge_server.pixels import Image, PixelFormat
-from tests.unit.lanes.roads import FlatRoad, lanes_of
 
 MODEL = CameraModel(
     Lens("pinhole", 1280, 720, 1150.0, 1150.0, 640.0, 360.0, (0.0,) * 5),

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.errors import DeadlineExceeded
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import LaneModel, NoLanes
 from edge_server.tensors import Tensor
-from tests.unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors

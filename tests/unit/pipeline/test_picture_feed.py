@@ -150,7 +150,7 @@ def test_the_encoder_rests_so_that_it_takes_its_share_alone() -> None:
     bench = Bench(processors=2)
     viewer = bench.viewer(a="large", b="large")
     waited: list[float] = []
-    bench.feed.worker.wait = waited.append  # type: ignore[method-assign]
+    bench.feed.worker.wait = waited.append
     bench.give("a", 0)
     bench.give("b", 0)
     bench.tick()
@@ -181,7 +181,7 @@ def test_an_overloaded_encoder_still_gives_a_picture_a_second() -> None:
 def test_what_many_pages_take_to_send_counts_too() -> None:
     bench = Bench(processors=2)
     waited: list[float] = []
-    bench.feed.worker.wait = waited.append  # type: ignore[method-assign]
+    bench.feed.worker.wait = waited.append
     for _ in range(15):
         bench.viewer(front="large")
     bench.give("front", 0)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
 
 from edge_server.board.identity import Identity
 from edge_server.cameras.calibration import Calibration
@@ -28,7 +29,6 @@ from edge_server.pixels import Image
 from edge_server.process.logs import SAME_LINES, LineLimits
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
-from tests.unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors
@@ -75,7 +75,7 @@ def pipeline(
     listeners = [lambda lane_frame, _frame: delivered.append(lane_frame)]
     camera = OneCamera(*frames)
     loop = LanePipeline(
-        camera,  # type: ignore[arg-type]
+        camera,
         data_plane(model, rows),
         "lane_detection",
         listeners,
@@ -120,7 +120,7 @@ def test_a_recording_in_lockstep_waits_for_what_its_listeners_hold() -> None:
     delivered: list[LaneFrame] = []
     camera = OneCamera(frame(0), frame(1))
     loop = LanePipeline(
-        camera,  # type: ignore[arg-type]
+        camera,
         data_plane(GivenLanes()),
         "lane_detection",
         [lambda lane_frame, _frame: delivered.append(lane_frame)],
@@ -267,7 +267,7 @@ def test_a_recording_is_converted_for_a_model_for_another_format(dims: str) -> N
 def test_a_live_camera_may_give_the_one_format_that_its_model_takes(dims: str) -> None:
     camera = OneCamera()
     loop = LanePipeline(
-        camera,  # type: ignore[arg-type]
+        camera,
         data_plane(GivenLanes(), dims=dims),
         "lane_detection",
         (),
@@ -298,7 +298,7 @@ def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loo
     camera = OneCamera(frame(0), frame(1))
     delivered: list[LaneFrame] = []
     loop = LanePipeline(
-        camera,  # type: ignore[arg-type]
+        camera,
         door,
         "lane_detection",
         [lambda lane_frame, _frame: delivered.append(lane_frame) if lane_frame.lanes else None],
@@ -338,7 +338,7 @@ def test_a_model_that_is_not_there_or_fails_may_be_there_at_the_next_start() -> 
         Unavailable, match=r"cameras\.front\.model: 'lane_detection' gives no lanes"
     ):
         loop.validate()
-    absent = LanePipeline(OneCamera(), DataPlane(ModelRegistry()), "lane_detection", ())  # type: ignore[arg-type]
+    absent = LanePipeline(OneCamera(), DataPlane(ModelRegistry()), "lane_detection", ())
     with pytest.raises(Unavailable, match="put it into a repository"):
         absent.validate()
 
@@ -434,7 +434,7 @@ def test_the_newest_frame_is_taken_when_the_camera_s_turn_begins() -> None:
     camera = OneCamera(frame(0))
     delivered: list[LaneFrame] = []
     loop = LanePipeline(
-        camera,  # type: ignore[arg-type]
+        camera,
         data_plane(GivenLanes()),
         "lane_detection",
         [lambda lane_frame, _frame: delivered.append(lane_frame)],
@@ -453,7 +453,7 @@ def test_a_loop_that_ends_takes_no_turn_along() -> None:
     other = shares.share(1)
     assert shares.take_turn(other, 0.0)
     loop = LanePipeline(
-        OneCamera(frame(0)),  # type: ignore[arg-type]
+        OneCamera(frame(0)),
         data_plane(GivenLanes()),
         "lane_detection",
         [],
@@ -546,7 +546,7 @@ def test_a_camera_that_is_stopped_is_no_empty_road() -> None:
 class GivenRoad:
     """Notes which frames have lanes, and which have none."""
 
-    calibration = Calibration("abc", None)  # type: ignore[arg-type]  # its id is all that is read
+    calibration = Calibration("abc", None)
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -628,7 +628,7 @@ def test_a_camera_whose_model_is_busy_with_another_one_is_reported() -> None:
     assert shares.take_turn(other, 0.0)
     delivered: list[LaneFrame] = []
     loop = LanePipeline(
-        OneCamera(frame(1)),  # type: ignore[arg-type]
+        OneCamera(frame(1)),
         data_plane(GivenLanes()),
         "lane_detection",
         [lambda lane_frame, _: delivered.append(lane_frame)],

@@ -48,7 +48,7 @@ def frame(
         "1",
         lanes=(left,),
     )
-    return replace(made, **more)  # type: ignore[arg-type]  # the tests name existing fields
+    return replace(made, **more)
 
 
 def seen(*frames: LaneFrame, rule: DepartureRule = SILENT) -> list[Event]:

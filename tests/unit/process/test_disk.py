@@ -68,7 +68,7 @@ def test_a_new_directory_that_another_process_takes_for_an_orphan_is_made_anew(
     mkdtemp, lock = tempfile.mkdtemp, lock_directory
 
     def make(**options: object) -> str:
-        path = tmp_path.joinpath(mkdtemp(**options).rpartition("/")[2])  # type: ignore[call-overload]
+        path = tmp_path.joinpath(mkdtemp(**options).rpartition("/")[2])
         made.append(path)
         if len(made) == 1 and when == "before its lock":
             path.rmdir()

@@ -34,7 +34,7 @@ def test_all_run_at_the_same_time_and_are_waited_for() -> None:
         together.wait()
         done.append(number)
 
-    side_by_side([lambda n=n: work(n) for n in range(8)], "work")  # type: ignore[misc]
+    side_by_side([lambda n=n: work(n) for n in range(8)], "work")
     assert sorted(done) == list(range(8))
 
 

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.deliveries import make_model  # noqa: F401 - a fixture
+from unit.repository.stores import die
 
 from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
-from tests.unit.repository.stores import die
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from unit.repository.stores import Open, Write
+
     from edge_server.repository.scan import ModelTree
-    from tests.unit.repository.stores import Open, Write
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def reopened(tmp_path: Path) -> Iterator[Open]:
         while last:
             store = last.pop()
             die(store) if died else store.close()
-        last.append(ModelStore(tmp_path / "store", **{"boot": "1", **options}))  # type: ignore[arg-type]
+        last.append(ModelStore(tmp_path / "store", **{"boot": "1", **options}))
         return last[-1]
 
     yield reopened

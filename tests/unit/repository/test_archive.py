@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def tar(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]  # of a mode as text
+    with tarfile.open(path, mode) as archive:
         for name, data in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)

@@ -55,7 +55,7 @@ class FakeServer:
 def fetch(server: FakeServer, target: Path, **how: object) -> int:
     """Download; return the number of bytes that came."""
     came: list[int] = []
-    download(server.file(**how), target, came.append, sleep=lambda _: None)  # type: ignore[arg-type]  # of keywords
+    download(server.file(**how), target, came.append, sleep=lambda _: None)
     return sum(came)
 
 

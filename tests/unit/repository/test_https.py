@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Response = tuple[int, dict[str, str], bytes]
 
 
-class Server(requests.adapters.BaseAdapter):  # type: ignore[misc]  # requests is untyped
+class Server(requests.adapters.BaseAdapter):
     """Responds to each request with the next of `responses`; `urls` are those that were asked."""
 
     def __init__(self, *responses: Response) -> None:
@@ -46,7 +46,7 @@ class Server(requests.adapters.BaseAdapter):  # type: ignore[misc]  # requests i
 
 def store(server: Server) -> HttpsStore:
     found = HttpsStore("https://host")
-    session = found.close.__self__  # type: ignore[attr-defined]  # of a bound method
+    session = found.close.__self__
     session.mount("https://", server)
     return found
 
@@ -88,7 +88,7 @@ def test_a_length_of_many_digits_is_none() -> None:
 def registry(server: Server, monkeypatch: pytest.MonkeyPatch, home: Path) -> OciRepository:
     monkeypatch.setenv("HOME", str(home))
     found = OciRepository("registry.example/fleet/net:1")
-    session = found.close.__self__  # type: ignore[attr-defined]  # of a bound method
+    session = found.close.__self__
     session.mount("https://", server)
     return found
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.repository.verdict_writer import Verdicts
 
 from edge_server.errors import ModelConfigError
 from edge_server.repository.content import remove
 from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
 from edge_server.repository.transfer import to_last_good
-from tests.unit.repository.verdict_writer import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

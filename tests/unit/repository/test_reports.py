@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.repository.verdict_writer import Verdicts
 
 from edge_server.errors import SettingsError
 from edge_server.repository.content import Content
@@ -28,7 +29,6 @@ from edge_server.repository.verdicts import (
     verdicts_on,
     wait_for,
 )
-from tests.unit.repository.verdict_writer import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.repository.stores import text
 
 from edge_server.errors import (
     InternalError,
@@ -18,14 +19,14 @@ from edge_server.errors import (
 from edge_server.repository import store as store_module
 from edge_server.repository.manifest import Manifest, ManifestFile
 from edge_server.repository.scan import files_in, look
-from tests.unit.repository.stores import text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from unit.repository.stores import Open, Write
+
     from edge_server.repository.scan import ModelTree
     from edge_server.repository.store import ModelStore
-    from tests.unit.repository.stores import Open, Write
 
 
 class Keys:
@@ -53,7 +54,7 @@ def manifest_of(tree: ModelTree, **changes: object) -> bytes:
         )
         for seen in tree.files
     }
-    return Manifest(**{"model": tree.name, "files": files, **changes}).encode()  # type: ignore[arg-type]
+    return Manifest(**{"model": tree.name, "files": files, **changes}).encode()
 
 
 def test_a_copy_is_what_the_repository_had_and_is_read_only(
@@ -383,7 +384,7 @@ def test_a_model_that_is_removed_on_a_full_disk_makes_room_for_the_state(
     def full(state: object) -> None:
         if store._copies.size_bytes > 500:
             raise OSError(28, "No space left on device")
-        real(state)  # type: ignore[arg-type]
+        real(state)
 
     monkeypatch.setattr(store._file, "write", full)
     store.forget("m")

@@ -7,6 +7,7 @@ import resource
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.repository.stores import text
 
 from edge_server.errors import (
     AlreadyRunning,
@@ -16,12 +17,11 @@ from edge_server.errors import (
     SettingsError,
 )
 from edge_server.repository.store import ModelStore
-from tests.unit.repository.stores import text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.repository.stores import Open, Write
+    from unit.repository.stores import Open, Write
 
 
 def flip(path: Path, bit: int) -> None:

@@ -179,7 +179,7 @@ def test_labels_and_shapes_of_a_repository_go_along(tmp_path: Path) -> None:
 
 def sampling(folder: Path, **how: Any) -> samples.Sampling:
     given: Any = {"folder": str(folder), "count": 2, "seed": 1, "recorded": [], "sizes": {}, **how}
-    return given  # type: ignore[no-any-return]  # of those keys
+    return given
 
 
 def test_random_inputs_have_two_sizes_of_batch_and_every_type(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from unit.lanes.roads import CAMERA, FlatRoad, bent_lines, cameras, lanes_of, noisy
 
 from edge_server.pixels import Image
 from edge_server.tools.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
 from edge_server.tools.road.scene import RoadScene
-from tests.unit.lanes.roads import CAMERA, FlatRoad, bent_lines, cameras, lanes_of, noisy
 
 if TYPE_CHECKING:
     from edge_server.lanes.camera_model import CameraModel

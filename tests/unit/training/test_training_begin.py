@@ -69,7 +69,7 @@ def test_late_layers_learn_alone_and_begin_with_the_shipped_answers(
             vanishing = torch.full((size, 2), float("nan"))
             return images, Targets(lanes, torch.ones(size, 5), ~own, own, vanishing)
 
-    training.advance(Ring())  # type: ignore[arg-type]
+    training.advance(Ring())
     changed = {n for n, each in training.state()["network"].items() if not each.equal(before[n])}
     assert "row_weights" in changed
     assert "stride_32.3.mix.weight" in changed

@@ -18,6 +18,8 @@ from edge_server.tools.road.scene import RoadScene
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from lane_training.frames import RoadFrame
+
 ROWS = [float(y) for y in range(160, 720, 10)]
 
 
@@ -56,7 +58,7 @@ def drawn_road() -> tuple[np.ndarray, list[list[float]]]:
     return np.asarray(small, np.uint8), lanes
 
 
-def off_px(frame: object, truth: object) -> list[float]:
+def off_px(frame: RoadFrame, truth: RoadFrame) -> list[float]:
     """How far labels lie from the truth on the rows of both, median of each lane."""
     rows = np.arange(int(truth.top_px.max()) + 6, 500)
     return np.median(np.abs(frame.x_px - truth.x_px)[:, rows], axis=1).tolist()

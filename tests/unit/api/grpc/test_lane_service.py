@@ -68,7 +68,7 @@ class Service:
         self.events = EventLog()
         self.vehicle = VehicleInputs()
         given = self.feed, LaneFeed(IDENTITY), self.events, self.vehicle
-        sources = LaneSources(IDENTITY, *given, [NamedPipeline()])  # type: ignore[list-item]  # nothing else is read
+        sources = LaneSources(IDENTITY, *given, [NamedPipeline()])
         self.gate = Admission(0, 2, too_many_lane_streams)
         self.servicer = LaneServicer(sources, self.gate, Traffic(), lambda: NOW_NS)
 

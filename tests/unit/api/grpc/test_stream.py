@@ -264,7 +264,7 @@ def test_a_stream_that_waits_keeps_no_request_and_no_response(pool: ThreadPoolEx
     request_lives = weakref.ref(data[0])
 
     def requests() -> Iterator[bytes]:
-        yield data.pop()  # type: ignore[misc]
+        yield data.pop()
         next_read.set()
         assert go_on.wait(TIMEOUT_S)
 

@@ -41,7 +41,7 @@ class Call:
             assert self.cancelled.wait(TIMEOUT_S)
             yield b"too late"
 
-        traffic.read(requests(), self)  # type: ignore[arg-type]
+        traffic.read(requests(), self)
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -182,12 +182,12 @@ def test_a_streams_response_counts_while_it_is_written_and_has_to_be_read(
     traffic: Traffic,
 ) -> None:
     stream = Reader()
-    with traffic.sending(bytes(4 * MIB), stream):  # type: ignore[arg-type]
+    with traffic.sending(bytes(4 * MIB), stream):
         assert traffic.budget.room_bytes == 4 * MIB
     assert traffic.budget.room_bytes == 8 * MIB
     traffic.tick(time.monotonic() + 100)
     assert not stream.cancelled
-    with traffic.sending(bytes(1), stream):  # type: ignore[arg-type]
+    with traffic.sending(bytes(1), stream):
         traffic.tick(time.monotonic() + SLOW_READER_S - 1)
         assert not stream.cancelled
         traffic.tick(time.monotonic() + SLOW_READER_S + 0.1)
@@ -301,7 +301,7 @@ def test_a_stream_ends_once_its_token_is_revoked(traffic: Traffic) -> None:
     stream, over = Reader(), Reader()
     reason: list[str] = []
     for each in (stream, over):
-        traffic.end_once(each, lambda: reason)  # type: ignore[arg-type]
+        traffic.end_once(each, lambda: reason)
     over.cancel()
     over.cancelled = False
     now = time.monotonic()

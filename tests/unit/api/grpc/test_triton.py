@@ -107,7 +107,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
     def fill(parameters: object) -> None:
         for key, value in draw(PARAMETERS).items():
-            parameters[key].CopyFrom(value)  # type: ignore[index]
+            parameters[key].CopyFrom(value)
 
     fill(request.parameters)
     for name, datatype in (("a", "UINT8"), ("t", "BYTES")):

@@ -39,7 +39,7 @@ def scene(play: Callable[[Parser, HttpConnection, socket.socket], Awaitable[None
     async def run() -> None:
         limits = Http(max_header_bytes=1024 * 1024)
         parser, (accepted, client) = Parser(), socket.socketpair()
-        others = Connections(accepted, lambda: None, None, limits)  # type: ignore[arg-type, return-value]
+        others = Connections(accepted, lambda: None, None, limits)
         others.protocol = lambda _: parser
         with client:
             accepted.setblocking(False)
@@ -62,7 +62,7 @@ def test_a_server_that_stops_without_descriptors_accepts_no_more(tmp_path: Path)
         bound.bind(str(tmp_path / "http"))
         bound.listen()
         bound.setblocking(False)
-        server = Connections(bound, lambda: None, None, Http())  # type: ignore[arg-type, return-value]
+        server = Connections(bound, lambda: None, None, Http())
         serving = asyncio.create_task(server.serve())
         await asyncio.sleep(0)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -130,7 +130,7 @@ class Waiting:
 
 
 def ready(name: str, statistics: ModelStatistics) -> ModelEntry:
-    loaded = LoadedModel(None, 2, Waiting(), statistics, load_s=1.5)  # type: ignore[arg-type]
+    loaded = LoadedModel(None, 2, Waiting(), statistics, load_s=1.5)
     return ModelEntry(name, 2, ModelState.READY, loaded=loaded)
 
 

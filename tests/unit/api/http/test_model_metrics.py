@@ -25,7 +25,7 @@ def registry(**models: list[ModelMetric]) -> CollectorRegistry:
     ]
     made = CollectorRegistry()
     sources = SimpleNamespace(models=lambda: entries)
-    made.register(CustomMetrics(sources))  # type: ignore[arg-type]
+    made.register(CustomMetrics(sources))
     return made
 
 
@@ -95,7 +95,7 @@ def of_statistics(statistics: ModelStatistics) -> CollectorRegistry:
     loaded = SimpleNamespace(statistics=statistics, scheduler=scheduler, load_s=1.0)
     sources = SimpleNamespace(models=lambda: [SimpleNamespace(name="m", version=1, loaded=loaded)])
     made = CollectorRegistry()
-    made.register(ModelMetrics(sources))  # type: ignore[arg-type]
+    made.register(ModelMetrics(sources))
     return made
 
 

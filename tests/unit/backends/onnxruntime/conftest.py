@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from onnx import TensorProto, helper
+from unit.backends.onnxruntime.graphs import write_graph
 
 from edge_server.model_config.files import ModelFiles
-from tests.unit.backends.onnxruntime.graphs import write_graph
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from onnx import TensorProto, helper
+from unit.backends.onnxruntime.graphs import X, Y, config, write_graph
 
 from edge_server.backends import onnxruntime
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.config import Completion
-from tests.unit.backends.onnxruntime.graphs import X, Y, config, write_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable

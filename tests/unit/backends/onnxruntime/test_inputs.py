@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from unit.backends.onnxruntime.graphs import answer, config, write_graph
 
 from edge_server.backends import onnxruntime
 from edge_server.errors import ModelConfigError
-from tests.unit.backends.onnxruntime.graphs import answer, config, write_graph
 
 if TYPE_CHECKING:
     from edge_server.model_config.files import ModelFiles
@@ -26,8 +26,8 @@ def test_an_input_with_a_default_is_an_optional_input_where_the_configuration_na
         ("b", (1,), True),
     ]
     directory, x = default_model.versions[1], np.float32([1])
-    assert answer(completed, directory, x)["y"].array.tolist() == [6]  # type: ignore[index]
-    assert answer(completed, directory, x, b=x)["y"].array.tolist() == [2]  # type: ignore[index]
+    assert answer(completed, directory, x)["y"].array.tolist() == [6]
+    assert answer(completed, directory, x, b=x)["y"].array.tolist() == [2]
     unnamed = onnxruntime.complete(default_model, 1, config('input { name: "x" dims: -1 }'))
     assert [spec.name for spec in unnamed.inputs] == ["x"]
 
@@ -44,8 +44,8 @@ def test_an_input_of_onnx_optional_type_is_optional(files: ModelFiles) -> None:
     assert completed.inputs[0].optional
     assert completed.max_batch_size == 0
     directory = files.versions[1]
-    assert not answer(completed, directory, None)["y"].array  # type: ignore[index]
-    assert answer(completed, directory, np.float32([1]))["y"].array  # type: ignore[index]
+    assert not answer(completed, directory, None)["y"].array
+    assert answer(completed, directory, np.float32([1]))["y"].array
 
 
 SEQUENCES = (
@@ -159,8 +159,8 @@ def test_a_ragged_batch_hides_its_batch_inputs_and_gives_each_request_its_own(
     assert [(spec.name, spec.shape) for spec in completed.inputs] == [("x", (-1,))]
     x = np.float32([[1, 2, 3]])
     given = answer(completed, files.versions[1], x, frozenset({"same", "y"}))
-    assert given["same"].array.tolist() == [[1, 2, 3]]  # type: ignore[index]
-    assert given["y"].array.tolist() == [[3]]  # type: ignore[index]
+    assert given["same"].array.tolist() == [[1, 2, 3]]
+    assert given["y"].array.tolist() == [[3]]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 import pytest
+from unit.backends.onnxruntime.graphs import answer, answered, config
 
 from edge_server.backends import onnxruntime
 from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.gpu.device import Devices
-from tests.unit.backends.onnxruntime.graphs import answer, answered, config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_a_directory_of_the_models_name_holds_it(
     write_onnx(files.versions[1] / "model.onnx" / "model.onnx", (1, 4))
     completed = onnxruntime.complete(files, 1, config(""))
     made = answer(completed, files.versions[1], np.zeros((1, 4), np.float32))
-    assert made["y"].array.tolist() == [[1, 1, 1, 1]]  # type: ignore[index]
+    assert made["y"].array.tolist() == [[1, 1, 1, 1]]
 
 
 def test_its_memory_is_at_least_its_file_with_external_data_and_without_other_models(
@@ -138,7 +138,7 @@ def test_every_option_is_one_that_the_runtime_takes(
         )
         completed = onnxruntime.complete(files, 1, config(text))
         made = answer(completed, files.versions[1], np.zeros((1, 4), np.float32))
-        assert made["y"].array.tolist() == [[1, 1, 1, 1]]  # type: ignore[index]
+        assert made["y"].array.tolist() == [[1, 1, 1, 1]]
 
 
 def test_it_computes_and_a_runtime_failure_is_an_internal_error(
@@ -147,7 +147,7 @@ def test_it_computes_and_a_runtime_failure_is_an_internal_error(
     write_onnx(files.versions[1] / "model.onnx", (1, 4))
     completed = onnxruntime.complete(files, 1, config(""))
     made = answer(completed, files.versions[1], np.zeros((1, 4), np.float32))
-    assert made["y"].array.tolist() == [[1, 1, 1, 1]]  # type: ignore[index]
+    assert made["y"].array.tolist() == [[1, 1, 1, 1]]
     failed = answer(completed, files.versions[1], np.zeros((2, 4), np.float32))
     assert isinstance(failed, InternalError)
     assert "model 'm' failed" in str(failed)
@@ -162,7 +162,7 @@ def test_runs_from_before_an_interruption_end_with_an_error_and_later_ones_go_on
     model = onnxruntime.load(context)
     model.interrupt(time.monotonic())
     made = answered(model, np.zeros((1, 4), np.float32))
-    assert made["y"].array.tolist() == [[1, 1, 1, 1]]  # type: ignore[index]
+    assert made["y"].array.tolist() == [[1, 1, 1, 1]]
     model.interrupt(inf)
     failed = answered(model, np.zeros((1, 4), np.float32))
     assert str(failed) == (

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from unit.backends.onnxruntime.graphs import answer, config, write_graph
 
 from edge_server.backends import onnxruntime
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.tensors import DataType
-from tests.unit.backends.onnxruntime.graphs import answer, config, write_graph
 
 if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
@@ -35,8 +35,8 @@ def test_strings_go_in_and_come_out_as_bytes(
     files: ModelFiles, string_model: ModelConfig, texts: list[bytes]
 ) -> None:
     made = answer(string_model, files.versions[1], np.array(texts, np.object_))
-    assert made["y"].array.dtype == np.object_  # type: ignore[index]
-    assert made["y"].array.tolist() == texts  # type: ignore[index]
+    assert made["y"].array.dtype == np.object_
+    assert made["y"].array.tolist() == texts
 
 
 def test_a_string_that_is_not_utf8_is_the_callers_fault(
@@ -82,9 +82,9 @@ def test_bf16_goes_in_and_comes_out_bit_by_bit(
     outputs = frozenset({"y", "z"})
     made = answer(bf16_model, files.versions[1], array, outputs)
     twice = [2 * value for value in values]
-    assert made["y"].array.tobytes() == bf16(twice).tobytes()  # type: ignore[index]
-    assert made["y"].shape == (1, len(values))  # type: ignore[index]
-    assert made["z"].array.tolist() == [twice]  # type: ignore[index]
+    assert made["y"].array.tobytes() == bf16(twice).tobytes()
+    assert made["y"].shape == (1, len(values))
+    assert made["z"].array.tolist() == [twice]
 
 
 def test_bf16_and_strings_in_one_model_are_refused(files: ModelFiles) -> None:
@@ -119,7 +119,7 @@ def test_other_types_go_beside_bf16(files: ModelFiles) -> None:
     )
     completed = onnxruntime.complete(files, 1, config(""))
     made = answer(completed, files.versions[1], bf16([1.5]), b=np.float32([2]))
-    assert made["y"].array.tolist() == [3.5]  # type: ignore[index]
+    assert made["y"].array.tolist() == [3.5]
 
 
 def test_a_type_that_the_protocol_lacks_is_named(files: ModelFiles) -> None:

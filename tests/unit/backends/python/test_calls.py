@@ -14,6 +14,7 @@ import pytest
 from google.protobuf import text_format
 from support.waiting import wait_until
 from tritonclient.grpc import model_config_pb2 as pb
+from unit.inference.threads import no_more_threads
 
 from edge_server.backends.contract import ExecuteRequest
 from edge_server.backends.python.calls import (
@@ -40,7 +41,6 @@ from edge_server.errors import EdgeServerError, InternalError, Unavailable
 from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
-from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -119,7 +119,7 @@ class Calling:
             ExecuteRequest({}, frozenset(), lambda *_: None, request, Models("old", "both"))
         ]
         self.running = True
-        self.calls = ModelCalls("m_0", context, self.process, self._callers)  # type: ignore[arg-type]
+        self.calls = ModelCalls("m_0", context, self.process, self._callers)
 
     def _callers(self) -> list[ExecuteRequest]:
         return self.callers if self.running else []

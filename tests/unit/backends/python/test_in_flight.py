@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from unit.inference.threads import no_more_threads
 
 from edge_server.backends.contract import ExecuteRequest
 from edge_server.backends.python.in_flight import InFlight, ResponsePump
@@ -29,7 +30,6 @@ from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError,
 from edge_server.inference.registry import Snapshot
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
-from tests.unit.inference.threads import no_more_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class Caller:
         self.request = ExecuteRequest(
             {"x": Tensor(np.zeros(1))},
             frozenset({"y"}),
-            lambda response, final, parameters=None: self.responses.append((response, final)),  # type: ignore[misc]
+            lambda response, final, parameters=None: self.responses.append((response, final)),
             InferRequest("m", {}, deadline=deadline),
             RESOLVER,
         )

@@ -8,7 +8,7 @@ import threading
 import time
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -29,9 +29,6 @@ from edge_server.model_config.config import ModelConfig
 from edge_server.process.channel import Channel
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
-
-if TYPE_CHECKING:
-    from edge_server.errors import EdgeServerError
 
 CONFIG, SEQUENCES = (
     ModelConfig.of(text_format.Parse(f'name: "m" backend: "python" {more}', pb.ModelConfig()))
@@ -157,7 +154,7 @@ def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in(
     assert model.lend(busy, inf) is busy
     context = ModelContext(Path("/models/m/1"), CONFIG, PythonParameters(), STANDALONE)
     instance = PythonInstance("m_0", context, model)
-    responses: list[object] = []
+    responses: list[tuple[object, bool]] = []
 
     def respond(response: object, final: bool, parameters: object = None) -> None:
         responses.append((response, final))
@@ -165,8 +162,8 @@ def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in(
     inputs = {"x": Tensor(np.zeros(1, np.float32))}
     request = ExecuteRequest(inputs, frozenset("y"), respond, InferRequest("m", {}), Snapshot({}))
     instance.execute([request])
-    ((response, final),) = responses  # type: ignore[misc]
-    error: EdgeServerError = response
+    response, final = responses[0]
+    assert len(responses) == 1
     assert final
-    assert isinstance(error, Unavailable)
-    assert str(error).startswith("Stub process 'm_0' is not healthy.")
+    assert isinstance(response, Unavailable)
+    assert str(response).startswith("Stub process 'm_0' is not healthy.")

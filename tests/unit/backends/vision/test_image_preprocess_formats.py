@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.integer_colours import bgr_by_integers, random_image
-
-from edge_server.backends.vision.preprocess_cpu import UndistortionMap
-from edge_server.errors import InvalidRequest, ModelConfigError, Unavailable
-from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, Image, PixelFormat
-from tests.unit.backends.vision.preprocessing import (
+from unit.backends.vision.preprocessing import (
     GPU,
     HALVES,
     IMAGE,
@@ -25,6 +21,10 @@ from tests.unit.backends.vision.preprocessing import (
     config,
     parameter,
 )
+
+from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+from edge_server.errors import InvalidRequest, ModelConfigError, Unavailable
+from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, Image, PixelFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,12 +4,27 @@ so what is read or overwritten too early shows."""
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
+from unit.backends.vision.preprocessing import (
+    GPU,
+    IMAGE,
+    NETWORK,
+    PLACES,
+    SIZE,
+    Preprocess,
+    by_opencv,
+    config,
+    copies,
+    entry,
+    frames,
+    parameter,
+)
+from unit.inference.ensembles import models_of
 
 from edge_server.backends.contract import (
     STANDALONE,
@@ -35,21 +50,6 @@ from edge_server.pipeline.lane_model import FrameInputs, ImageInput
 from edge_server.pixels import Image
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
-from tests.unit.backends.vision.preprocessing import (
-    GPU,
-    IMAGE,
-    NETWORK,
-    PLACES,
-    SIZE,
-    Preprocess,
-    by_opencv,
-    config,
-    copies,
-    entry,
-    frames,
-    parameter,
-)
-from tests.unit.inference.ensembles import models_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,8 @@ def test_requests_of_a_batch_get_their_own_rows(
     answers = execute(model, given)
     for image, answer in zip(images, answers, strict=True):
         assert not isinstance(answer, EdgeServerError)
-        np.testing.assert_array_equal(answer["input"].array.on_host(), by_opencv(image))
+        planes: Any = answer["input"].array
+        np.testing.assert_array_equal(planes.on_host(), by_opencv(image))
         assert answer["size"].array.tolist() == [[40, 70]] * len(image)
 
 

@@ -12,6 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.integer_colours import COLOURS, bgr_by_integers, camera_image, random_image
 from tritonclient.grpc import model_config_pb2 as pb
+from unit.backends.vision.preprocessing import (
+    GPU,
+    NETWORK,
+    PLACES,
+    SIZE,
+    Preprocess,
+    config,
+    entry,
+    parameter,
+)
+from unit.inference.ensembles import models_of
 
 from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
 from edge_server.backends.vision import image_preprocess
@@ -25,17 +36,6 @@ from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 from edge_server.tools.road.renderer import render
 from edge_server.tools.road.scene import RoadScene
-from tests.unit.backends.vision.preprocessing import (
-    GPU,
-    NETWORK,
-    PLACES,
-    SIZE,
-    Preprocess,
-    config,
-    entry,
-    parameter,
-)
-from tests.unit.inference.ensembles import models_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.repository.verdict_writer import Verdicts
 
 from edge_server.cli.main import run_command
 from edge_server.cli.model_push import copy_progress
 from edge_server.repository.content import take_inventory
-from tests.unit.repository.verdict_writer import Verdicts
 
 if TYPE_CHECKING:
     from pathlib import Path

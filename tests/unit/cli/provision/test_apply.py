@@ -20,6 +20,7 @@ from edge_server.cli.provision import (
     refuse_unless_trusted,
 )
 from edge_server.errors import SettingsError
+from edge_server.process.disk import atomic_write
 from edge_server.settings import read_settings
 
 KEY = (
@@ -153,7 +154,6 @@ def test_a_power_cut_at_any_write_leaves_settings_that_are_valid(
 ) -> None:
     applied(WHOLE, places)
     complete = files(places)
-    real = provisioning.atomic_write
     for survives in range(7):
         for path in (places.data, places.config.parent):
             for file in [each for each in path.rglob("*") if each.is_file()]:
@@ -165,7 +165,7 @@ def test_a_power_cut_at_any_write_leaves_settings_that_are_valid(
             if not left[0]:
                 raise KeyboardInterrupt
             left[0] -= 1
-            real(*arguments, **named)
+            atomic_write(*arguments, **named)
 
         monkeypatch.setattr(provisioning, "atomic_write", write)
         with pytest.raises(KeyboardInterrupt):
@@ -173,7 +173,7 @@ def test_a_power_cut_at_any_write_leaves_settings_that_are_valid(
         assert not places.record.exists()
         settings = read_settings(places.config, {})
         assert settings.mqtt is None or Path(settings.mqtt.password_file or "").exists()
-        monkeypatch.setattr(provisioning, "atomic_write", real)
+        monkeypatch.setattr(provisioning, "atomic_write", atomic_write)
         applied(WHOLE, places)
         assert files(places) == complete
 

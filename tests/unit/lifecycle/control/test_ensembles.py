@@ -6,9 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-
-from edge_server.errors import ModelConfigError
-from tests.unit.lifecycle.control.world import (
+from unit.lifecycle.control.world import (
     COUNTED,
     INT32,
     KNOWN,
@@ -17,6 +15,8 @@ from tests.unit.lifecycle.control.world import (
     ensemble,
     set_number,
 )
+
+from edge_server.errors import ModelConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path

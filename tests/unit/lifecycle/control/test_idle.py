@@ -11,6 +11,15 @@ import numpy as np
 import pytest
 from support.counted_backend import Counted
 from support.waiting import wait_until
+from unit.lifecycle.control.world import (
+    COUNTED,
+    READY,
+    TIMEOUT_S,
+    UNLOADED,
+    World,
+    ensemble,
+    set_number,
+)
 
 from edge_server.errors import (
     Cancelled,
@@ -25,15 +34,6 @@ from edge_server.inference.registry import IDLE
 from edge_server.model_config.fields import without_effect
 from edge_server.requests import InferRequest, Reply
 from edge_server.tensors import Tensor
-from tests.unit.lifecycle.control.world import (
-    COUNTED,
-    READY,
-    TIMEOUT_S,
-    UNLOADED,
-    World,
-    ensemble,
-    set_number,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def pass_time(world: World, seconds: float = 61.0) -> None:
 def request(deadline_s: float | None = None, **options: object) -> InferRequest:
     deadline = None if deadline_s is None else time.monotonic() + deadline_s
     inputs = {"a": Tensor(np.zeros(1, np.float32))}
-    return InferRequest("m", inputs, deadline=deadline, **options)  # type: ignore[arg-type]
+    return InferRequest("m", inputs, deadline=deadline, **options)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_streamed_request_gets_its_response_too(idle: World) -> None:
     over = threading.Event()
 
     def respond(response: object, final: bool) -> None:
-        replies.append(response)  # type: ignore[arg-type]
+        replies.append(response)
         over.set()
         assert final
 

@@ -7,15 +7,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-
-from edge_server.errors import (
-    InternalError,
-    InvalidRequest,
-    ModelConfigError,
-    NotFound,
-    Unavailable,
-)
-from tests.unit.lifecycle.control.world import (
+from unit.lifecycle.control.world import (
     BOTH,
     COUNTED,
     READY,
@@ -23,6 +15,14 @@ from tests.unit.lifecycle.control.world import (
     UNLOADED,
     World,
     set_number,
+)
+
+from edge_server.errors import (
+    InternalError,
+    InvalidRequest,
+    ModelConfigError,
+    NotFound,
+    Unavailable,
 )
 
 if TYPE_CHECKING:

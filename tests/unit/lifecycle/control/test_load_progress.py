@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-
-from edge_server.errors import ModelConfigError
-from tests.unit.lifecycle.control.world import (
+from unit.lifecycle.control.world import (
     BOTH,
     COUNTED,
     READY,
@@ -18,6 +16,8 @@ from tests.unit.lifecycle.control.world import (
     World,
     set_number,
 )
+
+from edge_server.errors import ModelConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.lifecycle.control.world import COUNTED, NEVER, READY, World, ensemble
 
 from edge_server.errors import InternalError, ModelConfigError, SettingsError, Unavailable
-from tests.unit.lifecycle.control.world import COUNTED, NEVER, READY, World, ensemble
 
 if TYPE_CHECKING:
     from pathlib import Path

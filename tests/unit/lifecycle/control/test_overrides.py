@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from unit.lifecycle.control.world import COUNTED, TIMEOUT_S, World, ensemble, set_number
 
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
 from edge_server.repository import content
-from tests.unit.lifecycle.control.world import COUNTED, TIMEOUT_S, World, ensemble, set_number
 
 if TYPE_CHECKING:
     from pathlib import Path

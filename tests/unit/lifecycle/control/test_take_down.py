@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
-from edge_server.errors import ModelConfigError, NotFound
-from edge_server.requests import InferRequest
-from edge_server.tensors import Tensor
-from tests.unit.lifecycle.control.world import (
+from unit.lifecycle.control.world import (
     COUNTED,
     INT32,
     KNOWN,
@@ -23,6 +19,10 @@ from tests.unit.lifecycle.control.world import (
     ensemble,
     set_number,
 )
+
+from edge_server.errors import ModelConfigError, NotFound
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-
-from edge_server.errors import NotFound, Unavailable
-from tests.unit.lifecycle.control.world import (
+from unit.lifecycle.control.world import (
     COUNTED,
     NEVER,
     READY,
@@ -16,6 +14,8 @@ from tests.unit.lifecycle.control.world import (
     ensemble,
     set_number,
 )
+
+from edge_server.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from support.counted_backend import CountedBackend

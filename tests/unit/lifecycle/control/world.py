@@ -75,7 +75,7 @@ class World:
             ModelLifecycle(ModelTable(self.registry), take_down=take_down), source, kept=kept
         )
         options = {"explicit": True, "private": private, **options}
-        self.control = RepositoryControl(self.loader, **options)  # type: ignore[arg-type]
+        self.control = RepositoryControl(self.loader, **options)
         self.door = DataPlane(self.registry, strict_readiness=strict)
 
     def start(self) -> World:

@@ -212,12 +212,12 @@ def test_a_full_disk_stops_the_recording_alone_and_is_said_once(
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(mcap_writer.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     drive.frames(450)  # 15 s, with three attempts
     assert "No space left" in drive.recorder.failure
     with pytest.raises(Unavailable, match="No space left"):
         request_now(drive)
-    monkeypatch.setattr(mcap_writer.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     drive.frames(300)
     drive.stop()
 
@@ -238,12 +238,12 @@ def test_a_disk_with_room_again_is_no_failure_though_nothing_is_to_be_written(
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(mcap_writer.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     drive.frames(60)
     drive.event()
     drive.frames(900)  # the event is over
     assert "No space left" in drive.recorder.failure
-    monkeypatch.setattr(mcap_writer.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     drive.frames(300)
     assert drive.recorder.failure == ""
     assert not (tmp_path / ".try").exists()
@@ -260,7 +260,7 @@ def test_a_full_disk_stays_a_failure_while_no_camera_gives_a_frame(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(mcap_writer.os, "write", full)
+        patched.setattr(os, "write", full)
         drive.frames(6)
         drive.recorder._ring = drive.recorder._writer._ring = Ring(1.0, 1)  # all is forgotten
         for _ in range(3):
@@ -289,7 +289,7 @@ def test_what_a_full_disk_broke_off_is_whole_once_there_is_room_though_nothing_i
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(mcap_writer.os, "write", full)
+        patched.setattr(os, "write", full)
         drive.frames(900)  # the event is over
         assert len(list(tmp_path.glob("*.part"))) == 1
     drive.frames(300)
@@ -304,11 +304,11 @@ def request_now(drive: Drive) -> str:
     """Request a file while the writer's thread is this one."""
     recorder = drive.recorder
     wake = recorder._wake.set
-    recorder._wake.set = lambda: (wake(), recorder.write())  # type: ignore[method-assign]
+    recorder._wake.set = lambda: (wake(), recorder.write())
     try:
         return recorder.request("Test run!", 0.5, 0.5)
     finally:
-        recorder._wake.set = wake  # type: ignore[method-assign]
+        recorder._wake.set = wake
 
 
 def test_too_little_free_space_keeps_what_others_need(tmp_path: Path) -> None:

@@ -105,9 +105,7 @@ class Browser:
         self._inbox.put_nowait(message)
 
     async def __aenter__(self) -> Browser:
-        self._task = asyncio.create_task(
-            self._pages(self._scope, self._outbox.get, self._send)  # type: ignore[arg-type]  # a queue of the same messages
-        )
+        self._task = asyncio.create_task(self._pages(self._scope, self._outbox.get, self._send))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -138,7 +136,7 @@ def give(page: PageSources, number: int) -> None:
         "front", number, 0, 1, 1, 64, 48, "lane_detection", lanes=(Lane(points, 0.9),)
     )
     page.pictures(lane_frame, Frame.arrived(number, Image.of_bgr(np.zeros((48, 64, 3), np.uint8))))
-    page.pictures.worker.wait = lambda _: None  # type: ignore[method-assign]
+    page.pictures.worker.wait = lambda _: None
     if page.pictures._waiting:
         page.pictures._rest_until_s = 0.0
         page.pictures.tick(0.0)
