@@ -14,8 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from edge_server.cameras.network import PORTS
-from edge_server.process.threads import start_future
-from edge_server.process.worker import Backoff
+from edge_server.process.threads import Backoff, start_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,7 +36,7 @@ from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import state_directory
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
-from edge_server.process.worker import Auxiliary, AwakeTime, check_progress
+from edge_server.process.threads import Auxiliary, AwakeTime, check_progress
 
 if TYPE_CHECKING:
     import threading

@@ -25,8 +25,7 @@ from edge_server.inference.sequence_book import (
     SequenceControls,
     SequenceStates,
 )
-from edge_server.process.threads import side_by_side
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker, side_by_side
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor, zeros
 

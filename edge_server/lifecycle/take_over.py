@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.errors import ModelConfigError, Unavailable, may_pass
 from edge_server.lifecycle.model_spec import LoadFailure
-from edge_server.process.threads import GivenUp, start_thread, while_wanted
-from edge_server.process.worker import Backoff
+from edge_server.process.threads import Backoff, GivenUp, start_thread, while_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -51,8 +51,7 @@ from edge_server.model_config.parse import parse_model_config_json
 from edge_server.model_config.validation import validate
 from edge_server.process.channel import ChannelClosed
 from edge_server.process.child import private_bytes
-from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
-from edge_server.process.worker import Backoff, Worker
+from edge_server.process.threads import LOOK_S, Backoff, GivenUp, Worker, require_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
