@@ -17,7 +17,7 @@ from edge_server.cameras.source import SourceKind, find_kind, is_live, open_sour
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SourceError, SourceUriError
-from edge_server.process.masking import masked
+from edge_server.process.text import masked
 from edge_server.process.threads import AwakeTime, Worker
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from edge_server.cameras.source_uri import masked_uri
 from edge_server.cli.doctor import as_json
 from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.process.disk import states_here
-from edge_server.process.masking import (
+from edge_server.process.text import (
     MASK,
     masked_by_place,
     remember_login,
@@ -203,7 +203,7 @@ def _is_flag(text: str, at: int) -> bool:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """Yield what texts may have instead of the secret; `masking` finds percent-encoded forms."""
+    """Yield what texts may have instead of the secret; `masked` finds percent-encoded forms."""
     if not secret:
         return
     yield secret

@@ -21,7 +21,7 @@ from edge_server.cli.flags.parser import choose
 from edge_server.cli.flags.values import address
 from edge_server.cli.verbs import OK, report
 from edge_server.process.logs import end_logging, set_up_logging
-from edge_server.process.utf8 import shown
+from edge_server.process.text import shown
 
 if TYPE_CHECKING:
     import argparse

@@ -38,7 +38,7 @@ from edge_server.pipeline.contracts import check_replacement
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
 from edge_server.process.disk import cache_directory, free_bytes, state_directory
-from edge_server.process.utf8 import is_utf8, shown
+from edge_server.process.text import is_utf8, shown
 from edge_server.repository.channel import Surroundings
 from edge_server.repository.channel_follower import ChannelFollower
 from edge_server.repository.content import PrivateCopies, PrivateDirectory

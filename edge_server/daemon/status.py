@@ -14,8 +14,8 @@ from edge_server.lifecycle.control import PollControl
 from edge_server.pipeline.event_log import Event, LastingEvents
 from edge_server.process.disk import state_directory
 from edge_server.process.sd_notify import notify
+from edge_server.process.text import shortened
 from edge_server.process.threads import Worker
-from edge_server.process.utf8 import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -21,7 +21,7 @@ from edge_server.pipeline.perception import (
     Segmentation,
     TensorList,
 )
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
 from edge_server.proto.edge.perception.v1 import perception_pb2
 

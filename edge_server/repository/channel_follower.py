@@ -16,8 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from edge_server.errors import EdgeServerError, ModelConfigError, NotFound, Unavailable
+from edge_server.process.text import as_utf8
 from edge_server.process.threads import Backoff, Worker
-from edge_server.process.utf8 import as_utf8
 from edge_server.repository.channel import Release, decide, index_of, require_newer
 from edge_server.repository.content import usable_tree
 from edge_server.repository.manifest import PublicKeys

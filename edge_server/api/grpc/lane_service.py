@@ -25,7 +25,7 @@ from edge_server.errors import (
 )
 from edge_server.pipeline.messages import calibration_message, event_message
 from edge_server.pipeline.vehicle import vehicle_state
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
 from edge_server.proto.edge.perception.v1 import perception_pb2
 

@@ -32,7 +32,7 @@ from edge_server.board.watch import (
 )
 from edge_server.cameras.status import CameraState
 from edge_server.inference.registry import UNLOADED, ModelState
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_server.cli import bundle_parts
 from edge_server.cli.bundle_parts import Redaction
-from edge_server.process import masking
+from edge_server.process import text as masking
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import msgspec
 from edge_server.board.update import RecordFile
 from edge_server.pipeline.messages import lane_frame_fields
 from edge_server.pipeline.perception import NetworkFrame, marks_of
-from edge_server.process.utf8 import as_utf8, shortened
+from edge_server.process.text import as_utf8, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -25,7 +25,7 @@ from edge_server.errors import (
     Unavailable,
     forget_frames,
 )
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

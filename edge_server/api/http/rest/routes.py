@@ -21,7 +21,7 @@ from edge_server.api.http.rest.generate import NOT_ONE, GeneratedResponses, star
 from edge_server.api.http.rest.infer import error_answer
 from edge_server.api.http.rest.table import PATHS, document
 from edge_server.errors import EdgeServerError, Unavailable, forget_frames
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
