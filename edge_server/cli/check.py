@@ -18,7 +18,7 @@ from edge_server.api.access import Tokens
 from edge_server.api.certificates import check_certificates
 from edge_server.api.grpc.client import TOKEN, server_name
 from edge_server.api.grpc.side import check_path
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import LIVE, Camera
 from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri

@@ -20,8 +20,7 @@ from edge_server.backends.tensorrt import backend
 from edge_server.backends.tensorrt.plan_config import TensorRtParameters
 from edge_server.backends.tensorrt.plan_process import device_in_child, probe_device
 from edge_server.backends.tensorrt.source import PlanSource
-from edge_server.board.board import is_jetson
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity, is_jetson
 from edge_server.cli.verbs import FAILED, OK
 from edge_server.daemon.parts import chosen_completion, python_of
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_server.board.board import Identity
 from edge_server.board.doctor.examination import read_configuration
-from edge_server.board.identity import Identity
 from edge_server.cli.bundle_parts import MOST_BYTES, Missing, Part, Redaction, parts
 from edge_server.errors import EdgeServerError
 

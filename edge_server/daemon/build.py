@@ -41,7 +41,7 @@ from edge_server.pipeline.vehicle import VehicleInputs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.errors import Reason
     from edge_server.inference.otlp import SpanSender

@@ -50,7 +50,7 @@ from edge_server.settings import Metrics, Python, Serving
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.board.watch import BoardWatch
     from edge_server.cameras.calibration import Calibration
     from edge_server.inference.otlp import SpanSender

@@ -26,7 +26,7 @@ from edge_server.process.threads import Backoff, Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.payloads import Mark, Topics
     from edge_server.pipeline.event_log import Event, EventLog

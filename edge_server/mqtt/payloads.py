@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.board.update import UpdateRecord
     from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration

@@ -28,7 +28,7 @@ from edge_server.proto.edge.perception.v1 import perception_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.types import Ego, Lane, LaneFrame
     from edge_server.pipeline.event_log import Event

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from edge_server.api.admission import Admission
     from edge_server.api.grpc.traffic import Traffic
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_feed import LaneFeed, LaneReader
     from edge_server.pipeline.lane_pipeline import LanePipeline

@@ -19,7 +19,7 @@ from edge_server.process.threads import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import Frame
     from edge_server.lanes.types import LaneFrame

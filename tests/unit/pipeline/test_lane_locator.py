@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras.calibration import Calibration
 from edge_server.errors import Reason
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.waiting import wait_until
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras import colour
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import CameraState

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.board.update import UpdateRecord
 from edge_server.cameras.calibration import Calibration
 from edge_server.lanes.agreement import LaneAgreement

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.board.watch import DeviceReport
     from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame
