@@ -24,7 +24,7 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.gpu.memory import UploadOnce
-from edge_server.model_config.fields import (
+from edge_server.model_config.parse import (
     ALLOW_INTERFACE_CHANGE,
     CONTRACT_PARAMETERS,
     IDLE_UNLOAD_S,

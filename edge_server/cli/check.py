@@ -39,7 +39,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.tracing import TraceFile
-from edge_server.model_config.fields import NO_EFFECT
+from edge_server.model_config.parse import NO_EFFECT
 from edge_server.mqtt.broker import address_of, faults_of
 from edge_server.mqtt.clients import try_broker
 from edge_server.pipeline.fair_shares import FairShares

@@ -17,7 +17,7 @@ from edge_server.errors import (
 )
 from edge_server.inference.line import Waiter
 from edge_server.inference.registry import Submits
-from edge_server.model_config.fields import PROCESS_BACKENDS
+from edge_server.model_config.parse import PROCESS_BACKENDS
 from edge_server.process.threads import run_parallel, side_by_side
 
 if TYPE_CHECKING:

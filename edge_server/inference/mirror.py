@@ -31,7 +31,7 @@ from edge_server.inference.registry import (
 )
 from edge_server.inference.request_check import check_request
 from edge_server.inference.response_cache import size_bytes
-from edge_server.model_config.fields import FRAMEWORK_BACKENDS, interface_break
+from edge_server.model_config.parse import FRAMEWORK_BACKENDS, interface_break
 from edge_server.process.threads import Worker
 from edge_server.requests import InferResponse, Reply
 from edge_server.tensors import Tensor, is_finite

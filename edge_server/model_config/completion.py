@@ -11,8 +11,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig
-from edge_server.model_config.fields import datatype_of, unified
 from edge_server.model_config.files import reading
+from edge_server.model_config.parse import datatype_of, unified
 from edge_server.tensors import TensorSpec, shape_text
 
 if TYPE_CHECKING:

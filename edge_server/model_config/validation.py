@@ -19,19 +19,19 @@ from edge_server.model_config.config import (
     ragged_faults,
 )
 from edge_server.model_config.ensemble_graph import ensemble_faults
-from edge_server.model_config.fields import (
-    IDLE_UNLOAD_S,
-    PROCESS_BACKENDS,
-    datatype_of,
-    field_faults,
-    list_faults,
-)
 from edge_server.model_config.files import (
     INITIAL_STATE_DIRECTORY,
     WARMUP_DIRECTORY,
     is_file_name,
     outside,
     read_labels,
+)
+from edge_server.model_config.parse import (
+    IDLE_UNLOAD_S,
+    PROCESS_BACKENDS,
+    datatype_of,
+    field_faults,
+    list_faults,
 )
 from edge_server.tensors import DataType, element_count, shape_fits
 

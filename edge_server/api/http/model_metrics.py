@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.utils import floatToGoString
 
 from edge_server.inference.statistics import FailureReason
-from edge_server.model_config.fields import FIRST_RESPONSE
+from edge_server.model_config.parse import FIRST_RESPONSE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
