@@ -39,8 +39,7 @@ from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
 from edge_server.process.disk import cache_directory, free_bytes, state_directory
 from edge_server.process.text import is_utf8, shown
-from edge_server.repository.channel import Surroundings
-from edge_server.repository.channel_follower import ChannelFollower
+from edge_server.repository.channel import ChannelFollower, Surroundings
 from edge_server.repository.content import PrivateCopies, PrivateDirectory
 from edge_server.repository.manifest import PublicKeys, SignaturePolicy
 from edge_server.repository.scan import Repositories
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.loader import ModelSource
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
-    from edge_server.repository.channel_follower import ChannelReport
+    from edge_server.repository.channel import ChannelReport
     from edge_server.settings import Repository, Settings
 
 # A model that loads others waits in a thread of its own, and the loaded ones may load others.

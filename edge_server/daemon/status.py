@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edge_server.mqtt.publisher import Publisher
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
-    from edge_server.repository.channel_follower import ChannelFollower
+    from edge_server.repository.channel import ChannelFollower
     from edge_server.settings.sections import EventKind
 
 # As `Lifecycle.roll_back` reports it of the version that serves again.

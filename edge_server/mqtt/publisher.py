@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.process.histogram import Distribution
     from edge_server.process.threads import Worker
-    from edge_server.repository.channel_follower import ChannelReport
+    from edge_server.repository.channel import ChannelReport
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)
