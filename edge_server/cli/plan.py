@@ -27,9 +27,8 @@ from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.gpu.device import Devices
 from edge_server.inference.registry import ServedConfiguration
 from edge_server.lifecycle.model_spec import ModelSpec
-from edge_server.model_config.completion import complete
+from edge_server.model_config.completion import complete, configurations, devices_of
 from edge_server.model_config.config import Completion
-from edge_server.model_config.preferred import configurations, devices_of
 from edge_server.mqtt.clients import RetainedState
 from edge_server.mqtt.payloads import Topics
 from edge_server.process.logs import set_up_logging
