@@ -21,7 +21,7 @@ from edge_server.errors import SettingsError
 from edge_server.gpu.device import Devices
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import BoundedControl, DataPlane, LiveModels
-from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
+from edge_server.inference.line import RateLimiter, ResourceLimit
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import LatencyMetrics

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Instance, Model, Tensors
     from edge_server.inference.direct import MakesInstances
-    from edge_server.inference.rate_limiter import RateLimiter
+    from edge_server.inference.line import RateLimiter
     from edge_server.inference.registry import Scheduler
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.scheduling import Warmup, WarmupInput
