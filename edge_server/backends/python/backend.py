@@ -48,8 +48,7 @@ from edge_server.model_config.config import ON_CPU, Completion, ModelConfig
 from edge_server.model_config.files import require_path
 from edge_server.model_config.parse import NO_EFFECT, parse_model_config_json
 from edge_server.model_config.validation import validate
-from edge_server.process.channel import ChannelClosed
-from edge_server.process.child import private_bytes
+from edge_server.process.child import ChannelClosed, private_bytes
 from edge_server.process.threads import LOOK_S, Backoff, GivenUp, Worker, require_wanted
 
 if TYPE_CHECKING:
