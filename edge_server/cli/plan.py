@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_server.backends.contract import no_progress, parameters_of
 from edge_server.backends.tensorrt import backend
+from edge_server.backends.tensorrt.backend import PlanSource
 from edge_server.backends.tensorrt.plan_config import TensorRtParameters
 from edge_server.backends.tensorrt.plan_process import device_in_child, probe_device
-from edge_server.backends.tensorrt.source import PlanSource
 from edge_server.board.board import Identity, is_jetson
 from edge_server.cli.verbs import FAILED, OK
 from edge_server.daemon.parts import chosen_completion, python_of
