@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.inspection import FrameInspection, spelt
-from edge_server.cameras.reopening import Reopening
+from edge_server.cameras.live_source import Reopening
 from edge_server.cameras.source import SourceKind, find_kind, is_live, open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.cameras.status import CameraState, CameraStatus
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from edge_server.cameras.frame import Frame, FrameSource, StallWatch
-    from edge_server.cameras.reopening import ReturnWatch
+    from edge_server.cameras.live_source import ReturnWatch
     from edge_server.pixels import PixelFormat
 
 log = logging.getLogger(__name__)
