@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from edge_server.cameras.health import PictureHealth
+from edge_server.cameras.inspection import PictureHealth
 from edge_server.pixels import Colour, ColourRange, Image, PixelFormat
 
 if TYPE_CHECKING:

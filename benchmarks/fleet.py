@@ -45,8 +45,7 @@ from support.mosquitto import Mosquitto
 from support.oci_registry import Registry
 
 from edge_server.mqtt import payloads
-from edge_server.repository.channel import Surroundings, position
-from edge_server.repository.channel_follower import ChannelFollower
+from edge_server.repository.channel import ChannelFollower, Surroundings, position
 from edge_server.repository.content import take_inventory
 from edge_server.repository.manifest import make_keys
 from edge_server.repository.store import ModelStore
@@ -55,7 +54,7 @@ from edge_server.repository.verdicts import GOOD, ROLLED_BACK, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.repository.channel_follower import ChannelReport
+    from edge_server.repository.channel import ChannelReport
 
 CONFIG = (
     'backend: "identity" input { name: "a" data_type: TYPE_FP32 dims: -1 } '

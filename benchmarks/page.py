@@ -32,7 +32,7 @@ from edge_server.api.http.page.routes import page_routes
 from edge_server.api.http.page.state import PageSources, PictureWriter
 from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.api.http.sources import LaneLatency, Sources
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame, Pace
 from edge_server.cameras.source import SourceKind

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 from support.live_cameras.clip import road
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.jpeg import encode_jpeg
 from edge_server.lanes.types import Lane, LaneFrame

@@ -26,7 +26,7 @@ from lane_frame_schema import definitions
 from msgspec import inspect as types
 
 from edge_server.api.http.metric_table import TABLE
-from edge_server.api.http.model_metrics import ModelMetrics
+from edge_server.api.http.metrics import ModelMetrics
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.board import JETPACKS
 from edge_server.cli.commands import COMMANDS

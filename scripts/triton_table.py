@@ -17,7 +17,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from edge_server.api.control_calls import server_extensions
 from edge_server.backends.python import pb_utils
-from edge_server.model_config.fields import ACCEPTED, ACTED_ON, ACTED_ON_BY, REFUSED
+from edge_server.model_config.parse import ACCEPTED, ACTED_ON, ACTED_ON_BY, REFUSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +138,7 @@ def _fields(message: Any, prefix: str, depth: int) -> Iterator[tuple[str, str, s
                 inside = inside.fields_by_name["value"].message_type
             yield from _fields(inside, f"{path}.", depth + 1)
         else:
-            raise SystemExit(f"{path}: edge_server/model_config/fields.py does not classify it")
+            raise SystemExit(f"{path}: edge_server/model_config/parse.py does not classify it")
 
 
 def _backends(path: str) -> str:

@@ -12,7 +12,7 @@ from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupporte
 from edge_server.inference.data_plane import NOT_ALLOWED, path_in_model
 from edge_server.inference.request_check import parse_version
 from edge_server.model_config.parse import MAX_CONFIG_BYTES
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 
 if TYPE_CHECKING:
     from edge_server.api.shared_memory import SharedMemory

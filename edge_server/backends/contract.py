@@ -24,12 +24,12 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.gpu.memory import UploadOnce
-from edge_server.model_config.fields import (
+from edge_server.model_config.completion import PREFERRED_CONFIGS
+from edge_server.model_config.parse import (
     ALLOW_INTERFACE_CHANGE,
     CONTRACT_PARAMETERS,
     IDLE_UNLOAD_S,
 )
-from edge_server.model_config.preferred import PREFERRED_CONFIGS
 from edge_server.requests import NO_PARAMETERS, InferRequest, Parameters
 from edge_server.settings.read import value_mistake
 from edge_server.tensors import Tensor, shape_text

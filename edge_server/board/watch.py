@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edge_server.board.facts import UNDERVOLTAGE_COUNTER, BoardFacts, read_board_facts
 from edge_server.board.resources import is_directory, is_there
 from edge_server.errors import Reason
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.inspection import FrameInspection, spelt
-from edge_server.cameras.reopening import Reopening
+from edge_server.cameras.live_source import Reopening
 from edge_server.cameras.source import SourceKind, find_kind, is_live, open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SourceError, SourceUriError
-from edge_server.process.masking import masked
-from edge_server.process.worker import AwakeTime, Worker
+from edge_server.process.text import masked
+from edge_server.process.threads import AwakeTime, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
     from edge_server.cameras.frame import Frame, FrameSource, StallWatch
-    from edge_server.cameras.reopening import ReturnWatch
+    from edge_server.cameras.live_source import ReturnWatch
     from edge_server.pixels import PixelFormat
 
 log = logging.getLogger(__name__)

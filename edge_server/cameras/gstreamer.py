@@ -24,7 +24,7 @@ from edge_server.cameras.live_source import LiveSource
 from edge_server.cameras.network import PORTS, addresses_of, find_fault
 from edge_server.errors import SourceError, SourceUriError
 from edge_server.process.logs import log_once
-from edge_server.process.masking import masked
+from edge_server.process.text import masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES, size_of_jpeg
 from edge_server.cameras.live_source import StreamEnded
 from edge_server.cameras.network import CameraSockets
 from edge_server.errors import SourceError
-from edge_server.process.masking import masked
+from edge_server.process.text import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

@@ -17,7 +17,7 @@ import numpy as np
 from edge_server.cameras.colour import bgr_of, resized
 from edge_server.cameras.opencv_settings import settle_opencv
 from edge_server.errors import SourceError
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -34,7 +34,7 @@ from edge_server.cameras.frame import LARGEST_PX, Frame, Pace
 from edge_server.cameras.jpeg import JpegDecoder
 from edge_server.errors import SourceError
 from edge_server.process.disk import open_regular
-from edge_server.process.utf8 import shown
+from edge_server.process.text import shown
 from edge_server.proto.edge.lanes.v1 import lanes_pb2
 
 if TYPE_CHECKING:

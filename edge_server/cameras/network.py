@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from edge_server.errors import SourceError
-from edge_server.process.masking import masked, masked_by_place
+from edge_server.process.text import masked, masked_by_place, shortened
 from edge_server.process.threads import start_future
-from edge_server.process.utf8 import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

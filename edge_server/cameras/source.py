@@ -13,7 +13,7 @@ from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
 from edge_server.cameras.gstreamer_frames import loading_gstreamer
 from edge_server.cameras.gstreamer_pipelines import flip_of
-from edge_server.cameras.reopening import watch_device, watch_port
+from edge_server.cameras.live_source import watch_device, watch_port
 from edge_server.cameras.source_uri import NO_OPTIONS, did_you_mean, home_hint, parse_source_uri
 from edge_server.cameras.v4l2 import V4L2_FORMATS
 from edge_server.errors import SourceError, SourceUriError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import FrameSource
-    from edge_server.cameras.reopening import ReturnWatch
+    from edge_server.cameras.live_source import ReturnWatch
     from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from edge_server.cameras.frame import FASTEST_FPS, SLOWEST_FPS
 from edge_server.errors import SettingsError, SourceUriError
-from edge_server.process.masking import masked, masked_by_place, remember_login, remember_secret
+from edge_server.process.text import masked, masked_by_place, remember_login, remember_secret
 from edge_server.settings.read import read_text_file
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from edge_server.cli.tables import size_text, table
 from edge_server.errors import SourceError
 from edge_server.pixels import PixelFormat
 from edge_server.process.disk import installed_state
-from edge_server.process.masking import masked
-from edge_server.process.utf8 import shown
+from edge_server.process.text import masked, shown
 
 if TYPE_CHECKING:
     import argparse

@@ -18,7 +18,7 @@ from edge_server.api.access import Tokens
 from edge_server.api.certificates import check_certificates
 from edge_server.api.grpc.client import TOKEN, server_name
 from edge_server.api.grpc.side import check_path
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import LIVE, Camera
 from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri
@@ -39,7 +39,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.tracing import TraceFile
-from edge_server.model_config.fields import NO_EFFECT
+from edge_server.model_config.parse import NO_EFFECT
 from edge_server.mqtt.broker import address_of, faults_of
 from edge_server.mqtt.clients import try_broker
 from edge_server.pipeline.fair_shares import FairShares

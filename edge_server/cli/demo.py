@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.board.installation import missing, shipped_models
 from edge_server.cameras.calibration import CalibrationTables, LensTable, MountingTable, text_of
 from edge_server.cameras.source import is_live

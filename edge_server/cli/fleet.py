@@ -17,9 +17,8 @@ from edge_server.cli.verbs import FAILED, OK
 from edge_server.errors import SettingsError
 from edge_server.mqtt.clients import read_retained
 from edge_server.mqtt.payloads import PREFIX
-from edge_server.process.utf8 import shown
-from edge_server.repository.channel import ChannelPublisher
-from edge_server.repository.channel_follower import ChannelReport
+from edge_server.process.text import shown
+from edge_server.repository.channel import ChannelPublisher, ChannelReport
 from edge_server.repository.manifest import SigningKey
 from edge_server.settings import Mqtt, read_settings
 

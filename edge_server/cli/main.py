@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
 from edge_server.cli.commands import COMMANDS
-from edge_server.cli.flags.parser import add_settings_flags, nearest
+from edge_server.cli.flags import add_settings_flags, nearest
 from edge_server.cli.run import INSTALLED
 from edge_server.cli.verbs import INTERRUPTED, OK, PATHS, Verb, add_verbs, report
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from edge_server.repository.content import Inventory
     from edge_server.repository.manifest import SigningKey
+    from edge_server.repository.remote import RemoteRepository
     from edge_server.repository.scan import ModelTree
-    from edge_server.repository.ssh import RemoteRepository
     from edge_server.repository.transfer import Delivery
     from edge_server.repository.verdicts import Verdict
 

@@ -39,9 +39,8 @@ from edge_server.repository.manifest import (
     make_keys,
     unfit,
 )
-from edge_server.repository.remote import fetch, open_origin
+from edge_server.repository.remote import fetch, open_origin, repository_at
 from edge_server.repository.scan import NAME_RULE, is_model_name
-from edge_server.repository.ssh import repository_at
 from edge_server.repository.store_state import installed_store
 from edge_server.repository.transfer import (
     read_archive,
@@ -65,8 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from edge_server.repository.content import Inventory
-    from edge_server.repository.remote import Origin
-    from edge_server.repository.ssh import RemoteRepository
+    from edge_server.repository.remote import Origin, RemoteRepository
     from edge_server.repository.transfer import Delivery, Entry
 
 _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS", "DAEMON")

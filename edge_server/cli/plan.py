@@ -17,20 +17,18 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_server.backends.contract import no_progress, parameters_of
 from edge_server.backends.tensorrt import backend
+from edge_server.backends.tensorrt.backend import PlanSource
 from edge_server.backends.tensorrt.plan_config import TensorRtParameters
 from edge_server.backends.tensorrt.plan_process import device_in_child, probe_device
-from edge_server.backends.tensorrt.source import PlanSource
-from edge_server.board.board import is_jetson
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity, is_jetson
 from edge_server.cli.verbs import FAILED, OK
 from edge_server.daemon.parts import chosen_completion, python_of
 from edge_server.errors import EdgeServerError, ModelConfigError, Unavailable
 from edge_server.gpu.device import Devices
 from edge_server.inference.registry import ServedConfiguration
 from edge_server.lifecycle.model_spec import ModelSpec
-from edge_server.model_config.completion import complete
+from edge_server.model_config.completion import complete, configurations, devices_of
 from edge_server.model_config.config import Completion
-from edge_server.model_config.preferred import configurations, devices_of
 from edge_server.mqtt.clients import RetainedState
 from edge_server.mqtt.payloads import Topics
 from edge_server.process.logs import set_up_logging

@@ -17,11 +17,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
-from edge_server.cli.flags.parser import choose
+from edge_server.cli.flags import choose
 from edge_server.cli.flags.values import address
 from edge_server.cli.verbs import OK, report
 from edge_server.process.logs import end_logging, set_up_logging
-from edge_server.process.utf8 import shown
+from edge_server.process.text import shown
 
 if TYPE_CHECKING:
     import argparse

@@ -20,7 +20,7 @@ from edge_server.cli.status_report import DaemonSampler, make_report
 from edge_server.cli.tables import UNKNOWN, duration_text, number, size_text, table
 from edge_server.errors import Unavailable
 from edge_server.inference.registry import IDLE
-from edge_server.process.utf8 import shown
+from edge_server.process.text import shown
 
 if TYPE_CHECKING:
     import argparse

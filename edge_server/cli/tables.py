@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from edge_server.process.utf8 import shown
+from edge_server.process.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_server import errors
 from edge_server.process.logs import journal_prefix, logs_fields, logs_json
-from edge_server.process.masking import masked
-from edge_server.process.utf8 import shown
+from edge_server.process.text import masked, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

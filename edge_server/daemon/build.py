@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from edge_server.api.access import AccessRules, Tokens
 from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.server import GrpcServer
-from edge_server.api.headers import HeaderForwarding
 from edge_server.api.http.page.state import PictureWriter
 from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi, gate_and_threads
 from edge_server.api.http.sources import LaneLatency
+from edge_server.api.parameters import HeaderForwarding
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.board.board import is_jetson
 from edge_server.board.device_nodes import gpu_files
@@ -41,7 +41,7 @@ from edge_server.pipeline.vehicle import VehicleInputs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.errors import Reason
     from edge_server.inference.otlp import SpanSender

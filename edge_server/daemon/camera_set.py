@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.pipeline.networks import NetworkListener
     from edge_server.pipeline.road_follower import RoadFollower
-    from edge_server.process.worker import Worker
+    from edge_server.process.threads import Worker
     from edge_server.settings import CameraSection
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from edge_server.api.http.page.state import PageSources
 from edge_server.api.http.server import HttpServer, http_listeners
 from edge_server.api.http.sources import ProcessorUse, Sources
 from edge_server.backends import load_libraries
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.board.update import RecordFile
 from edge_server.board.watch import HTTP_CLOSED, NO_GPU, NOT_RECORDED
 from edge_server.daemon.build import build_inference, build_lanes, build_requests
@@ -36,7 +36,7 @@ from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import state_directory
 from edge_server.process.logs import LogSwitches
 from edge_server.process.sd_notify import notify, watchdog_period_s
-from edge_server.process.worker import Auxiliary, AwakeTime, check_progress
+from edge_server.process.threads import Auxiliary, AwakeTime, check_progress
 
 if TYPE_CHECKING:
     import threading

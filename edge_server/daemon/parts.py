@@ -21,7 +21,7 @@ from edge_server.errors import SettingsError
 from edge_server.gpu.device import Devices
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import BoundedControl, DataPlane, LiveModels
-from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
+from edge_server.inference.line import RateLimiter, ResourceLimit
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import LatencyMetrics
@@ -38,9 +38,8 @@ from edge_server.pipeline.contracts import check_replacement
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
 from edge_server.process.disk import cache_directory, free_bytes, state_directory
-from edge_server.process.utf8 import is_utf8, shown
-from edge_server.repository.channel import Surroundings
-from edge_server.repository.channel_follower import ChannelFollower
+from edge_server.process.text import is_utf8, shown
+from edge_server.repository.channel import ChannelFollower, Surroundings
 from edge_server.repository.content import PrivateCopies, PrivateDirectory
 from edge_server.repository.manifest import PublicKeys, SignaturePolicy
 from edge_server.repository.scan import Repositories
@@ -50,14 +49,14 @@ from edge_server.settings import Metrics, Python, Serving
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.board.watch import BoardWatch
     from edge_server.cameras.calibration import Calibration
     from edge_server.inference.otlp import SpanSender
     from edge_server.lifecycle.loader import ModelSource
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
-    from edge_server.repository.channel_follower import ChannelReport
+    from edge_server.repository.channel import ChannelReport
     from edge_server.settings import Repository, Settings
 
 # A model that loads others waits in a thread of its own, and the loaded ones may load others.

@@ -15,9 +15,9 @@ from edge_server.api.certificates import check_certificates
 from edge_server.errors import EdgeServerError, SettingsError
 from edge_server.inference.tracing import TraceRule
 from edge_server.mqtt.broker import faults_of
-from edge_server.process.masking import MASK, masked_by_place
 from edge_server.process.sd_notify import notify
-from edge_server.process.worker import Worker
+from edge_server.process.text import MASK, masked_by_place
+from edge_server.process.threads import Worker
 from edge_server.settings.sections import POWER, RESTART, Section, part_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from edge_server.lifecycle.control import PollControl
 from edge_server.pipeline.event_log import Event, LastingEvents
 from edge_server.process.disk import state_directory
 from edge_server.process.sd_notify import notify
-from edge_server.process.utf8 import shortened
-from edge_server.process.worker import Worker
+from edge_server.process.text import shortened
+from edge_server.process.threads import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edge_server.mqtt.publisher import Publisher
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import LanePipeline
-    from edge_server.repository.channel_follower import ChannelFollower
+    from edge_server.repository.channel import ChannelFollower
     from edge_server.settings.sections import EventKind
 
 # As `Lifecycle.roll_back` reports it of the version that serves again.

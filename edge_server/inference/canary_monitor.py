@@ -27,7 +27,7 @@ from edge_server.inference.mirror import (
 )
 from edge_server.inference.registry import SchedulerWrapper
 from edge_server.inference.statistics import FailureReason
-from edge_server.process.worker import AwakeTime, Worker
+from edge_server.process.threads import AwakeTime, Worker
 from edge_server.requests import InferResponse
 
 if TYPE_CHECKING:

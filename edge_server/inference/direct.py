@@ -17,7 +17,7 @@ from edge_server.errors import (
 )
 from edge_server.inference.line import Waiter
 from edge_server.inference.registry import Submits
-from edge_server.model_config.fields import PROCESS_BACKENDS
+from edge_server.model_config.parse import PROCESS_BACKENDS
 from edge_server.process.threads import run_parallel, side_by_side
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Instance
     from edge_server.inference.execution import Executor
-    from edge_server.inference.rate_limiter import RateLimiter, Share
+    from edge_server.inference.line import RateLimiter, Share
     from edge_server.inference.registry import Snapshot
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.requests import Cancellation, InferRequest, InferResponse, Respond

@@ -18,7 +18,7 @@ from edge_server.inference.direct import DirectScheduler, ExpectedWait
 from edge_server.inference.execution import Job, stopping
 from edge_server.inference.line import MOST_WAITING
 from edge_server.inference.registry import Submits
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -30,9 +30,9 @@ from edge_server.inference.registry import (
     innermost,
 )
 from edge_server.inference.request_check import check_request
-from edge_server.inference.response_cache import size_bytes
-from edge_server.model_config.fields import FRAMEWORK_BACKENDS, interface_break
-from edge_server.process.worker import Worker
+from edge_server.inference.scheduling import size_bytes
+from edge_server.model_config.parse import FRAMEWORK_BACKENDS, interface_break
+from edge_server.process.threads import Worker
 from edge_server.requests import InferResponse, Reply
 from edge_server.tensors import Tensor, is_finite
 

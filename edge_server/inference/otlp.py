@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.status import Status, StatusCode
 
 from edge_server.inference.tracing import TraceQueue
-from edge_server.process.worker import Backoff
+from edge_server.process.threads import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

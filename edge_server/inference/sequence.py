@@ -25,8 +25,7 @@ from edge_server.inference.sequence_book import (
     SequenceControls,
     SequenceStates,
 )
-from edge_server.process.threads import side_by_side
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker, side_by_side
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor, zeros
 
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
     from edge_server.errors import EdgeServerError
     from edge_server.inference.direct import MakesInstances
     from edge_server.inference.execution import Executor
-    from edge_server.inference.line import LineWatch
-    from edge_server.inference.rate_limiter import RateLimiter
+    from edge_server.inference.line import LineWatch, RateLimiter
     from edge_server.inference.registry import Snapshot
     from edge_server.inference.sequence_book import BookedSequence, WaitingRequest
     from edge_server.model_config.config import ModelConfig

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from edge_server.errors import InvalidRequest
 from edge_server.process.disk import error_of_place
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

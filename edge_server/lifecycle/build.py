@@ -25,8 +25,8 @@ from edge_server.gpu.device import Devices
 from edge_server.inference.scheduling import RUN_TIMEOUT_S, Scheduling
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, TooLittleMemory
 from edge_server.lifecycle.model_validation import validate
-from edge_server.model_config.fields import FRAMEWORK_BACKENDS, PROCESS_BACKENDS
 from edge_server.model_config.files import CONFIG_NAME, CONFIGS_DIRECTORY, reading
+from edge_server.model_config.parse import FRAMEWORK_BACKENDS, PROCESS_BACKENDS
 from edge_server.process.threads import GivenUp, Hangs, run_with_timeout
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 

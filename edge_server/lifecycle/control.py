@@ -25,7 +25,7 @@ from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lifecycle.model_spec import Override, StagedFiles
 from edge_server.lifecycle.updates import Updates
 from edge_server.model_config.parse import parse_model_config_json
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 from edge_server.repository.change_detector import (
     ChangeDetector,
     InotifyWatch,

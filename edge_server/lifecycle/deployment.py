@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge_server.process.worker import Backoff
+from edge_server.process.threads import Backoff
 from edge_server.repository.verdicts import LOADING, WAITS
 
 if TYPE_CHECKING:

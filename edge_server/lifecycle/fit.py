@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.lifecycle.model_spec import Part
 from edge_server.model_config.ensemble_graph import resolve_graph
-from edge_server.model_config.fields import ALLOW_INTERFACE_CHANGE, interface_break
+from edge_server.model_config.parse import ALLOW_INTERFACE_CHANGE, interface_break
 from edge_server.repository.manifest import NAME, allows_interface_change
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ from edge_server.errors import (
     ModelConfigError,
     Unavailable,
 )
-from edge_server.model_config.completion import complete
+from edge_server.model_config.completion import complete, configurations, missing_device
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig, python_backend
 from edge_server.model_config.files import CONFIGS_DIRECTORY, select_versions
-from edge_server.model_config.preferred import configurations, missing_device
 from edge_server.model_config.validation import validate
-from edge_server.process.utf8 import as_utf8, is_utf8
+from edge_server.process.text import as_utf8, is_utf8
 from edge_server.repository.scan import DEEPEST, MOST_FILES, fingerprint
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from edge_server.inference.dynamic_batch import DynamicBatchScheduler
 from edge_server.inference.registry import Snapshot, innermost
 from edge_server.inference.request_check import check_request
 from edge_server.inference.scheduling import RESPONSE_TIMEOUT_S
-from edge_server.model_config.fields import FRAMEWORK_BACKENDS
 from edge_server.model_config.files import GOLDEN_DIRECTORY, reading
+from edge_server.model_config.parse import FRAMEWORK_BACKENDS
 from edge_server.model_config.scheduling import ControlKind
 from edge_server.requests import InferRequest, InferResponse, Reply, SequencePlace
 from edge_server.tensors import (

@@ -26,8 +26,8 @@ from edge_server.lifecycle.deployment import (
 )
 from edge_server.lifecycle.fit import Fit, fit
 from edge_server.lifecycle.model_spec import LONGEST_REASON, Part
-from edge_server.model_config.fields import without_effect
-from edge_server.model_config.preferred import devices_of
+from edge_server.model_config.completion import devices_of
+from edge_server.model_config.parse import without_effect
 from edge_server.repository.store import StagedModel
 from edge_server.repository.verdicts import (
     GOOD,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.model_config.fields import FIRST_RESPONSE, IDLE_UNLOAD_S, datatype_of
 from edge_server.model_config.files import is_file_name
+from edge_server.model_config.parse import FIRST_RESPONSE, IDLE_UNLOAD_S, datatype_of
 from edge_server.model_config.scheduling import (
     DynamicBatching,
     SequenceBatching,

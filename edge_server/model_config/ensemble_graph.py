@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import ModelConfigError
-from edge_server.model_config.fields import unified
+from edge_server.model_config.parse import unified
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.model_config.fields import datatype_of
+from edge_server.model_config.parse import datatype_of
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:

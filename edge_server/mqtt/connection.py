@@ -27,7 +27,7 @@ from edge_server.mqtt.broker import (
     transport_of,
 )
 from edge_server.mqtt.payloads import content_type
-from edge_server.process.worker import AwakeTime
+from edge_server.process.threads import AwakeTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,12 +21,12 @@ from edge_server.mqtt.connection import KEEPALIVE_S, Connection
 from edge_server.mqtt.outbox import Outbox, Wake
 from edge_server.pipeline.perception import NetworkFrame
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
-from edge_server.process.worker import Backoff, Worker
+from edge_server.process.threads import Backoff, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.lanes.types import LaneFrame
     from edge_server.mqtt.payloads import Mark, Topics
     from edge_server.pipeline.event_log import Event, EventLog

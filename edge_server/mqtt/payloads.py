@@ -33,7 +33,7 @@ from edge_server.pipeline.messages import (
 )
 from edge_server.pipeline.perception import NetworkFrame
 from edge_server.pipeline.vehicle import vehicle_state
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 from edge_server.proto.edge.lanes.v1 import health_pb2, lane_service_pb2, lanes_pb2
 from edge_server.proto.edge.perception.v1 import perception_pb2
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.board.update import UpdateRecord
     from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration

@@ -20,7 +20,7 @@ from edge_server.mqtt.payloads import Topics
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.board.update import UpdateRecord
     from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from edge_server.pipeline.perception import NetworkFrame
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.process.histogram import Distribution
-    from edge_server.process.worker import Worker
-    from edge_server.repository.channel_follower import ChannelReport
+    from edge_server.process.threads import Worker
+    from edge_server.repository.channel import ChannelReport
     from edge_server.settings import Mqtt
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ import msgspec
 
 from edge_server.errors import Unavailable
 from edge_server.process.disk import error_of_place, lock_file, sync
-from edge_server.process.utf8 import as_utf8
-from edge_server.process.worker import Worker
+from edge_server.process.text import as_utf8
+from edge_server.process.threads import Worker
 from edge_server.settings.sections import EventKind  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from edge_server.pipeline.messages import LaneMessage
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.cameras.frame import Frame
     from edge_server.errors import EdgeServerError
     from edge_server.lanes.types import LaneFrame

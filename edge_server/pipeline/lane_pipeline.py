@@ -30,7 +30,7 @@ from edge_server.pipeline.lane_model import (
     NoLanes,
     with_remedy,
 )
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

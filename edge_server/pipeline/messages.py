@@ -21,14 +21,14 @@ from edge_server.pipeline.perception import (
     Segmentation,
     TensorList,
 )
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_pb2
 from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.types import Ego, Lane, LaneFrame
     from edge_server.pipeline.event_log import Event

@@ -38,7 +38,7 @@ from edge_server.pipeline.lane_model import (
 )
 from edge_server.pipeline.perception import BadOutput, Detections, NetworkFrame, NetworkView
 from edge_server.pixels import CropRegion, Image, PixelFormat
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 from edge_server.requests import InferRequest
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.lanes.types import Lane, LaneFrame, PictureMark
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 from edge_server.tensors import shape_text
 
 if TYPE_CHECKING:

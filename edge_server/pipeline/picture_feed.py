@@ -11,7 +11,7 @@ from collections import deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.process.disk import error_of_place
-from edge_server.process.masking import masked
-from edge_server.process.utf8 import shortened
+from edge_server.process.text import masked, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable

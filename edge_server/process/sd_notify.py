@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 
 log = logging.getLogger(__name__)
 

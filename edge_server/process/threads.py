@@ -1,12 +1,12 @@
-"""Threads for work that ends, beside `Worker` for work that repeats.
+"""Threads: a `Worker` for work that repeats, and functions for work that ends.
 
 Where the system refuses a thread, `run_parallel` and `side_by_side` use those that they got, or the
-caller's; `start_thread` returns False and `start_future` None; `run_with_timeout` raises.
-"""
+caller's; `start_thread` returns False and `start_future` None; `run_with_timeout` raises."""
 
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections import deque
@@ -14,12 +14,320 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
+from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from edge_server.errors import ModelLoadError, Unavailable
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    ModelLoadError,
+    StageStuck,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+# Of the monitor's late looks. A monitor that looks twice a second and is late each time has those
+# of the last eight minutes at least.
+_MOST_REMEMBERED = 1000
+
+
+class AwakeTime:
+    """The age of what one monitor watches, without the time in which the monitor did not run.
+
+    A process that was stopped, suspended or starved runs all its threads again at once, and the
+    monitor may be the first of them. By the clock alone everything would then seem to hang.
+
+    For the monitor's thread alone.
+
+    Args:
+        longest_s: the time between two looks that counts at most; of a longer one the rest was
+            sleep. It is more than the monitor's period, and less than its limits.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._first = self._last = inf
+        # When a sleep had ended, and how long it was.
+        self._sleeps: deque[tuple[float, float]] = deque(maxlen=_MOST_REMEMBERED)
+
+    def look(self, now: float) -> None:
+        """Note that the monitor looks at `now` (`time.monotonic()`); called before `since`."""
+        slept_s = now - self._last - self._longest_s
+        if slept_s > 0:
+            self._sleeps.append((now, slept_s))
+        self._first, self._last = min(self._first, now), now
+
+    def since(self, moment: float) -> float:
+        """Return for how many seconds before the last look the monitor was awake after `moment`.
+
+        What began before the first look counts from the first look.
+        """
+        slept_s = 0.0
+        for ended, each_s in reversed(self._sleeps):
+            if ended <= moment:
+                break
+            slept_s += each_s
+        return max(0.0, self._last - max(moment, self._first) - slept_s)
+
+
+def processor_waits_s() -> dict[int, float]:
+    """Return for how long each thread of this process, by its id, could have run and had no
+    processor, in s since its start; nothing where the kernel does not count it."""
+    waits_s = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError, ValueError):
+            _, waited_ns, _ = (task / "schedstat").read_text().split()
+            waits_s[int(task.name)] = int(waited_ns) / 1e9
+    return waits_s
+
+
+class Backoff:
+    """Doubling delays with jitter, so that the devices of a fleet do not reconnect all at once.
+
+    The n-th delay lies between half and the whole of `first_s * 2**n`, at most `longest_s`; `draw`
+    says where, in 0..1.
+    """
+
+    def __init__(
+        self, first_s: float, longest_s: float, draw: Callable[[], float] = random.random
+    ) -> None:
+        self.longest_s = longest_s
+        self._first_s = first_s
+        self._draw = draw
+        self._whole_s = first_s
+
+    def next_s(self) -> float:
+        whole_s = self._whole_s
+        self._whole_s = min(self.longest_s, whole_s * 2)
+        return whole_s * (0.5 + self._draw() / 2)
+
+    def reset(self) -> None:
+        """Restart from the first delay, after an attempt has succeeded."""
+        self._whole_s = self._first_s
+
+
+# How long a part that can be opened again stays closed; the reason is to be seen before.
+_CLOSED_S, _LONGEST_CLOSED_S = 2.0, 60.0
+# Threads of one such part that hang: none can be ended, so more would only add up.
+_MOST_HANGING = 2
+
+
+class Worker:
+    """A named thread that calls `tick` until `stop` is called or `tick` returns False.
+
+    The heartbeat moves each time a tick returns, so a tick that hangs shows as an old heartbeat. A
+    tick that waits for an outside event (a frame, a broker) bounds its wait and returns: waiting
+    counts as progress, hanging does not. A part of a tick whose end another component guarantees
+    may have its own limit: see `allowing`. An exception ends the thread and is kept in `failure`,
+    whether `tick` or `on_end` raised it.
+
+    Args:
+        name: of the thread, as shown in logs and by `ps -T`.
+        tick: one short piece of work, called with `time.monotonic()`; False ends the thread.
+        deadline_s: maximum duration of one tick before the worker counts as stuck.
+        on_end: called on this thread when it ends, in every case.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tick: Callable[[float], bool | None],
+        *,
+        deadline_s: float = 10.0,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.deadline_s = deadline_s
+        self.failure: BaseException | None = None
+        self._tick = tick
+        self._on_end = on_end
+        self._stop = threading.Event()
+        # Time of the last progress, and the limit for the next. One tuple, as the supervisor reads
+        # it on another thread.
+        self._heartbeat = (time.monotonic(), deadline_s)
+        # A heartbeat that seems late, and how long each thread had waited for a processor by then.
+        self._late: tuple[float, dict[int, float]] = (-inf, {})
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self.beat()
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """Stop the thread after its current tick; return at once."""
+        self._stop.set()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Stop the thread and wait for it, unless the thread is stuck or never started."""
+        self.ask_to_stop()
+        waitable = self.alive and not self.stuck(time.monotonic())
+        if waitable and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep on this worker's thread; a stop request ends the sleep early."""
+        self._stop.wait(seconds)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the thread has been asked to stop: a wait of its tick may end early."""
+        return self._stop.is_set()
+
+    @contextmanager
+    def allowing(self, limit_s: float) -> Iterator[None]:
+        """Allow `limit_s` for a part of a tick; see `beat`."""
+        self.beat(limit_s)
+        try:
+            yield
+        finally:
+            self.beat()
+
+    @property
+    def limit_s(self) -> float:
+        return self.heartbeat[1]
+
+    @property
+    def heartbeat(self) -> tuple[float, float]:
+        """`time.monotonic()` of the last progress, and the limit for the next in s."""
+        return self._heartbeat
+
+    def stuck(self, now: float) -> bool:
+        at, limit_s = self._heartbeat
+        return self.alive and now - at > limit_s
+
+    def hangs(
+        self, awake: AwakeTime, waits_s: Callable[[], dict[int, float]] = processor_waits_s
+    ) -> bool:
+        """Return whether the thread has passed its deadline; for the monitor, which has just looked
+        with `awake`.
+
+        From half of the deadline on, the time does not count in which a thread of the process had
+        no processor: on an overloaded machine this thread is starved, or waits for one that is, and
+        does not hang.
+        """
+        at, limit_s = self._heartbeat
+        age_s = awake.since(at)
+        if not self.alive or age_s <= limit_s / 2:
+            return False
+        now_s = waits_s()
+        if self._late[0] != at:
+            self._late = (at, now_s)
+        before_s = self._late[1]
+        starved_s = max(
+            (now_s[each] - before_s[each] for each in now_s.keys() & before_s), default=0.0
+        )
+        return age_s - starved_s > limit_s
+
+    def beat(self, limit_s: float | None = None) -> None:
+        """Count as progress, on this worker's thread; what follows may take `limit_s`."""
+        self._heartbeat = (time.monotonic(), self.deadline_s if limit_s is None else limit_s)
+
+    def _run(self) -> None:
+        self._keep_failure(self._tick_until_stopped)
+        if self._on_end is not None:
+            self._keep_failure(self._on_end)
+
+    def _tick_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            if self._tick(time.monotonic()) is False:
+                break
+            self.beat()
+
+    def _keep_failure(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self.failure = error
+            log.exception("worker %s: ended by an error", self.name)
+
+
+def check_progress(workers: Sequence[Worker], awake: AwakeTime) -> None:
+    """Raise where a worker hangs or has died.
+
+    Only the main loop calls it, which has just looked with `awake`, so that no timer thread can
+    feed the watchdog while a stage is stuck.
+
+    Raises:
+        StageStuck: a worker's tick has passed its deadline, or raised this.
+        InternalError: a worker ended by an exception.
+    """
+    for worker in workers:
+        if isinstance(worker.failure, StageStuck):
+            raise worker.failure
+        if worker.failure is not None:
+            raise InternalError(f"worker {worker.name}: {worker.failure!r}")
+        if worker.hangs(awake):
+            raise StageStuck(
+                f"worker {worker.name}: no progress for more than {worker.limit_s:g} s"
+            )
+
+
+class Auxiliary:
+    """A part that the process can do without: where a thread of it hangs or dies, it is closed and
+    opened again, after a pause that doubles while that happens again.
+
+    Args:
+        name: for the log.
+        workers: returns its present threads.
+        reopen: gives them up, without waiting, and starts others; may raise OSError or
+            RuntimeError, and is then called again.
+
+    Attributes:
+        fault: why it is closed; "" while it works.
+    """
+
+    def __init__(
+        self, name: str, workers: Callable[[], Sequence[Worker]], reopen: Callable[[], None]
+    ) -> None:
+        self.fault = ""
+        self._name = name
+        self._workers = workers
+        self._reopen = reopen
+        self._hanging: list[Worker] = []
+        self._pause = Backoff(_CLOSED_S, _LONGEST_CLOSED_S)
+        self._due_s = 0.0
+
+    def check(self, now: float, awake: AwakeTime) -> None:
+        """Close the part where it makes no progress, and open it again when that is due; for the
+        main loop, which has just looked, at `now`."""
+        self._hanging = [worker for worker in self._hanging if worker.alive]
+        if self.fault:
+            if now >= self._due_s and len(self._hanging) < _MOST_HANGING:
+                self._try_to_open(now)
+            return
+        try:
+            check_progress(self._workers(), awake)
+        except EdgeServerError as error:
+            self.fault = str(error)
+            self._hanging += [worker for worker in self._workers() if worker.stuck(now)]
+            self._wait(now)
+            # Its text says it all; of one that died, the worker has logged the traceback.
+            log.error("%s: closed, and opened again: %s", self._name, error)  # noqa: TRY400
+        else:
+            if now - self._due_s > _LONGEST_CLOSED_S:
+                self._pause.reset()
+
+    def _try_to_open(self, now: float) -> None:
+        try:
+            self._reopen()
+        except (OSError, RuntimeError) as error:
+            self._wait(now)
+            log.warning("%s: cannot be opened again yet: %s", self._name, error)
+        else:
+            self.fault = ""
+            log.warning("%s: open again", self._name)
+
+    def _wait(self, now: float) -> None:
+        self._due_s = now + self._pause.next_s()
+
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import cannot_be_read
 from edge_server.process.disk import make_locked_directory, orphans, stays, sync
-from edge_server.process.utf8 import shown
+from edge_server.process.text import shown
 from edge_server.repository.manifest import (
     ABOUT_CONTENT,
     MOST_MANIFEST_BYTES,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_server.errors import ModelConfigError, NotFound, SettingsError, Unavailable
 from edge_server.process.disk import file_sha256
-from edge_server.process.worker import Backoff
+from edge_server.process.threads import Backoff
 from edge_server.repository.scan import MOST_BYTES
 from edge_server.repository.transfer import writing
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import ModelFiles, cannot_be_read, reading
 from edge_server.process.disk import stays
+from edge_server.process.text import is_utf8, shown
 from edge_server.process.threads import run_parallel
-from edge_server.process.utf8 import is_utf8, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from edge_server.board.identity import boot_id
+from edge_server.board.board import boot_id
 from edge_server.errors import InternalError, ModelConfigError, ModelLoadError
 from edge_server.process.disk import error_of_place, floor_bytes, free_bytes, sync
 from edge_server.process.threads import run_parallel

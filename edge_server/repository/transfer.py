@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edge_server.errors import InternalError, ModelConfigError, NotFound
 from edge_server.process.disk import lock_directory, sync
-from edge_server.process.utf8 import shown
+from edge_server.process.text import shown
 from edge_server.repository.content import (
     PIECE_BYTES,
     Content,

@@ -46,10 +46,9 @@ from edge_server.board.installation import remedy
 from edge_server.daemon.parts import models_aside
 from edge_server.errors import EdgeServerError, InvalidRequest, ModelConfigError, Unavailable
 from edge_server.lifecycle.model_validation import golden_pairs, not_finite
-from edge_server.model_config.completion import complete
+from edge_server.model_config.completion import complete, configurations
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import reading, require_path
-from edge_server.model_config.preferred import configurations
 from edge_server.process.disk import state_directory
 from edge_server.repository.scan import Repositories, files_in
 from edge_server.requests import InferRequest

@@ -15,7 +15,7 @@ import pytest
 from support.scripted_broker import ScriptedBroker, header, packet, retained
 from support.waiting import wait_until
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt import payloads
 from edge_server.mqtt.clients import try_broker

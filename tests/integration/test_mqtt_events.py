@@ -24,7 +24,7 @@ from paho.mqtt.properties import Properties
 from support.fleet_recipes import fleet_lines
 from support.waiting import wait_until
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.lanes import e2e
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.publisher import Publisher

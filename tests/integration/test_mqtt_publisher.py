@@ -23,7 +23,7 @@ import pytest
 from google.protobuf import json_format
 from support.waiting import wait_until
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.link import WINDOW
@@ -216,7 +216,7 @@ def test_the_broker_publishes_offline_after_an_abrupt_end(mosquitto: Mosquitto) 
     program = (
         "import sys\n"
         "from edge_server.mqtt.publisher import Publisher\n"
-        "from edge_server.board.identity import Identity\n"
+        "from edge_server.board.board import Identity\n"
         "from edge_server.settings import Mqtt\n"
         "identity = Identity('truck-7', '1', 'b', 'c')\n"
         "p = Publisher(Mqtt('127.0.0.1', int(sys.argv[1])), identity)\n"

@@ -16,7 +16,7 @@ from support.free_ports import free_ports
 from support.waiting import wait_until
 
 from edge_server.api.http.metric_table import TABLE
-from edge_server.api.http.model_metrics import COUNTERS
+from edge_server.api.http.metrics import COUNTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

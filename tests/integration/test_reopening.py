@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from support.free_ports import free_ports
 
-from edge_server.cameras.reopening import PortProbe, ReturnWatch, watch_device
+from edge_server.cameras.live_source import PortProbe, ReturnWatch, watch_device
 from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.mqtt.outbox import Wake
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from mcap.reader import NonSeekingReader, make_reader
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.jpeg import encode_jpeg
 from edge_server.lanes.types import Lane, LaneFrame

@@ -33,7 +33,7 @@ from edge_server.errors import (
     Unavailable,
     Unsupported,
 )
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as lanes_pb
 from edge_server.tensors import DataType
 

@@ -25,7 +25,7 @@ from edge_server.errors import (
 )
 from edge_server.pipeline.messages import calibration_message, event_message
 from edge_server.pipeline.vehicle import vehicle_state
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2 as pb
 from edge_server.proto.edge.perception.v1 import perception_pb2
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from edge_server.api.admission import Admission
     from edge_server.api.grpc.traffic import Traffic
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_feed import LaneFeed, LaneReader
     from edge_server.pipeline.lane_pipeline import LanePipeline

@@ -19,7 +19,7 @@ from edge_server.api.admission import COUNTED_FROM_BYTES
 from edge_server.api.calls import STATUS as STATUS_NAMES
 from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.traffic import COMPRESSED, WATCHED_FROM_BYTES, Traffic
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping

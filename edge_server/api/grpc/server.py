@@ -19,7 +19,7 @@ from edge_server.api.grpc.side import (
     limit_bytes,
 )
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
-from edge_server.api.headers import HeaderForwarding
+from edge_server.api.parameters import HeaderForwarding
 from edge_server.board.listening import client_host, host_and_port
 from edge_server.inference.data_plane import BoundedControl
 from edge_server.process.logs import LogSwitches

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edge_server.api.admission import Admission
     from edge_server.api.grpc.methods import UnaryCall
     from edge_server.api.grpc.stream import StreamRequest
-    from edge_server.api.headers import HeaderForwarding
+    from edge_server.api.parameters import HeaderForwarding
     from edge_server.api.shared_memory import SharedMemory
     from edge_server.inference.data_plane import DataPlane, ModelControl
 

@@ -14,7 +14,7 @@ from edge_server.api.certificates import CertificateWatch
 from edge_server.api.http.connection import Connections
 from edge_server.board.listening import host_and_port, listener, remedy
 from edge_server.errors import Unavailable
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 from edge_server.settings import Http, Tls
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.lane_pipeline import LanePipeline
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.process.histogram import Distribution
-    from edge_server.repository.channel_follower import ChannelFollower
+    from edge_server.repository.channel import ChannelFollower
 
 
 class Broker(Protocol):

@@ -45,14 +45,11 @@ from edge_server.errors import (
 )
 from edge_server.model_config.completion import complete_scheduling
 from edge_server.model_config.config import ON_CPU, Completion, ModelConfig
-from edge_server.model_config.fields import NO_EFFECT
 from edge_server.model_config.files import require_path
-from edge_server.model_config.parse import parse_model_config_json
+from edge_server.model_config.parse import NO_EFFECT, parse_model_config_json
 from edge_server.model_config.validation import validate
-from edge_server.process.channel import ChannelClosed
-from edge_server.process.child import private_bytes
-from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
-from edge_server.process.worker import Backoff, Worker
+from edge_server.process.child import ChannelClosed, private_bytes
+from edge_server.process.threads import LOOK_S, Backoff, GivenUp, Worker, require_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

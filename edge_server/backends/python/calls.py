@@ -12,7 +12,7 @@ from edge_server.backends.python import messages as m
 from edge_server.backends.python.in_flight import latest_deadline
 from edge_server.backends.python.shared_memory import ArenaFull, check_places, pack_all, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, forget_frames
-from edge_server.process.channel import ChannelClosed
+from edge_server.process.child import ChannelClosed
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
 

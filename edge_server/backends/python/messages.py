@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from edge_server import errors
-from edge_server.process.utf8 import shortened as cut
+from edge_server.process.text import shortened as cut
 
 # The largest integer type of a response's parameters; those of a request may have 64 bits without a
 # sign, as msgpack's.

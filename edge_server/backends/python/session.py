@@ -35,8 +35,16 @@ from edge_server.backends.python.shared_memory import (
     unpack_all,
 )
 from edge_server.errors import EdgeServerError, InternalError, Unavailable
-from edge_server.process.channel import CHUNK_BYTES, ChannelClosed, MessageTooLong, NotUnderstood
-from edge_server.process.child import Child, another_python, environ_for, signal_name
+from edge_server.process.child import (
+    CHUNK_BYTES,
+    ChannelClosed,
+    Child,
+    MessageTooLong,
+    NotUnderstood,
+    another_python,
+    environ_for,
+    signal_name,
+)
 from edge_server.process.disk import make_locked_directory, orphans
 from edge_server.process.threads import LOOK_S, require_wanted, start_future
 from edge_server.tensors import Tensor

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import MemoryKind
+    from edge_server.backends.tensorrt.backend import PlanSource
     from edge_server.backends.tensorrt.plan_config import Options
-    from edge_server.backends.tensorrt.source import PlanSource
     from edge_server.gpu.device import Devices
     from edge_server.model_config.config import ModelConfig, Placement
 

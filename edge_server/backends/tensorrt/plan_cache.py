@@ -34,7 +34,7 @@ from edge_server.backends.tensorrt.plan_options import (
     side_car_path,
 )
 from edge_server.backends.tensorrt.plan_process import BuildJob, OnEvent, PlanBuilt, Step
-from edge_server.board.identity import boot_id
+from edge_server.board.board import boot_id
 from edge_server.errors import (
     Cancelled,
     EdgeServerError,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import Frame
     from edge_server.lanes.types import LaneFrame

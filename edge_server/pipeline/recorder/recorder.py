@@ -14,12 +14,12 @@ from edge_server.errors import Unavailable
 from edge_server.pipeline.perception import NetworkFrame
 from edge_server.pipeline.recorder.mcap_writer import Arrival, FrameMessages, Ring
 from edge_server.pipeline.recorder.recording_writer import RecordingWriter, Trigger, WriterReply
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import Frame
     from edge_server.lanes.types import LaneFrame

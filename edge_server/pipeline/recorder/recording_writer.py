@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.pipeline.recorder.mcap_writer import Ring
     from edge_server.settings import RecorderSection
 

@@ -12,7 +12,7 @@ from support.waiting import wait_until
 from edge_server.errors import ModelConfigError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.registry import ModelEntry, ModelRegistry
-from edge_server.lifecycle import take_over
+from edge_server.lifecycle import loader as take_over
 from edge_server.lifecycle.lifecycle import CanaryOutcomes, ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable

@@ -17,7 +17,7 @@ from edge_server.api.admission import ByteBudget
 from edge_server.api.calls import CallThreads, RequestMetrics
 from edge_server.api.grpc.methods import unary
 from edge_server.api.http.call import HttpCall
-from edge_server.api.http.rest.generate import GeneratedResponses
+from edge_server.api.http.rest.infer import GeneratedResponses
 from edge_server.api.http.rest.routes import rest_routes
 from edge_server.errors import InternalError, forget_frames
 

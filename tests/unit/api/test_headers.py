@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.api.headers import HeaderForwarding
+from edge_server.api.parameters import HeaderForwarding
 from edge_server.errors import InvalidRequest
 from edge_server.requests import InferRequest
 

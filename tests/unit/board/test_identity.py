@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.mqtt.broker import faults_of, password_of
 from edge_server.settings import Mqtt
 

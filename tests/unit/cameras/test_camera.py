@@ -17,7 +17,7 @@ from edge_server.cameras.source import SourceKind
 from edge_server.cameras.status import CameraState
 from edge_server.errors import SourceError, SourceUriError
 from edge_server.pixels import Image, PixelFormat
-from edge_server.process.masking import remember_login
+from edge_server.process.text import remember_login
 
 
 def state_of(rig: Rig) -> tuple[CameraState, str]:

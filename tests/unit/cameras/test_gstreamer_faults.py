@@ -7,7 +7,7 @@ import pytest
 from edge_server.cameras.gstreamer_player import BusMessage, CameraPlace, check_messages, fault_of
 from edge_server.cameras.live_source import StreamEnded
 from edge_server.errors import SourceError
-from edge_server.process.masking import remember_secret
+from edge_server.process.text import remember_secret
 
 FOUND = SourceError("the camera is off", reason="unavailable")
 RTSP = CameraPlace("rtsp", "rtsp://camera:554/live", probe=lambda: FOUND)

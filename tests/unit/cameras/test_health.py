@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cameras.health import PictureHealth
+from edge_server.cameras.inspection import PictureHealth
 from edge_server.pixels import Colour, ColourRange, Image, PixelFormat
 
 if TYPE_CHECKING:

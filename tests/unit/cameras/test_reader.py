@@ -16,7 +16,7 @@ from edge_server.cameras.source import SourceKind
 from edge_server.cameras.status import CameraState
 from edge_server.errors import SourceError, SourceUriError
 from edge_server.pixels import Image, PixelFormat
-from edge_server.process.worker import AwakeTime, Backoff, check_progress
+from edge_server.process.threads import AwakeTime, Backoff, check_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,8 +7,8 @@ import socket
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from edge_server.cameras import reopening
-from edge_server.cameras.reopening import PortProbe, Reopening, ReturnWatch
+from edge_server.cameras import live_source
+from edge_server.cameras.live_source import PortProbe, Reopening, ReturnWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def test_a_camera_whose_network_was_down_or_that_lost_its_name_is_seen_again(
         future.set_result(work())
         return future
 
-    monkeypatch.setattr(reopening, "start_future", at_once)
+    monkeypatch.setattr(live_source, "start_future", at_once)
     monkeypatch.setattr(socket, "create_connection", connect)
     watch = ReturnWatch(PortProbe("camera", 554))
     assert [watch.look(float(now)) for now in range(4)] == [False, False, False, True]

@@ -19,7 +19,7 @@ from edge_server.cameras.source_uri import (
     read_credentials,
 )
 from edge_server.errors import SettingsError, SourceError, SourceUriError
-from edge_server.process.masking import masked
+from edge_server.process.text import masked
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from edge_server import errors
-from edge_server.cli.flags.parser import GROUPS
+from edge_server.cli.flags import GROUPS
 from edge_server.cli.main import command_line, run_command
 from edge_server.cli.run import choose_file
 from edge_server.cli.verbs import report

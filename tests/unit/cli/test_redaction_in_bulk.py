@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edge_server.cli import bundle_parts
-from edge_server.cli.bundle_parts import Redaction
-from edge_server.process import masking
+from edge_server.cli import support_bundle
+from edge_server.cli.support_bundle import Redaction
+from edge_server.process import text as masking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,9 +40,9 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
 
 
 def without(names: str, value: str, fits: str = "") -> Callable[[str], str]:
-    given_fits = (getattr(bundle_parts, fits),) if fits else ()
-    return lambda text: bundle_parts._without_values(
-        text, getattr(bundle_parts, names), getattr(bundle_parts, value), *given_fits
+    given_fits = (getattr(support_bundle, fits),) if fits else ()
+    return lambda text: support_bundle._without_values(
+        text, getattr(support_bundle, names), getattr(support_bundle, value), *given_fits
     )
 
 

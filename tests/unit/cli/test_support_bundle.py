@@ -14,12 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.board.board import Identity
 from edge_server.board.doctor.hardware import Configuration
-from edge_server.board.identity import Identity
-from edge_server.cli.bundle_parts import MOST_BYTES, Missing, Redaction, _end_of, _tail
-from edge_server.cli.support_bundle import Bundle, gather, names_of, write
+from edge_server.cli.support_bundle import (
+    MOST_BYTES,
+    Bundle,
+    Missing,
+    Redaction,
+    _end_of,
+    _tail,
+    gather,
+    names_of,
+    write,
+)
 from edge_server.errors import EdgeServerError
-from edge_server.process import masking
+from edge_server.process import text as masking
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:

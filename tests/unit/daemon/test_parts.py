@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from edge_server.board.board import Identity
 from edge_server.board.facts import Heat, ThermalZone
-from edge_server.board.identity import Identity
 from edge_server.board.watch import CLOCK_UNSYNCHRONIZED, DeviceReport
 from edge_server.daemon.parts import KnownSurroundings, free_space, recorder_of
 from edge_server.errors import Reason, SettingsError

@@ -21,8 +21,7 @@ from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import WatchedScheduler
 from edge_server.inference.line import StepThreads
 from edge_server.inference.registry import ModelEntry, ModelState
-from edge_server.inference.response_cache import CachingScheduler, ResponseCache
-from edge_server.inference.scheduling import Scheduling
+from edge_server.inference.scheduling import CachingScheduler, ResponseCache, Scheduling
 from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import Tensor

@@ -28,8 +28,7 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.direct import InstancePool
 from edge_server.inference.dynamic_batch import DynamicBatchScheduler
 from edge_server.inference.execution import Executor
-from edge_server.inference.line import LineWatch
-from edge_server.inference.rate_limiter import RateLimiter
+from edge_server.inference.line import LineWatch, RateLimiter
 from edge_server.inference.registry import (
     LoadedModel,
     ModelEntry,

@@ -17,7 +17,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends.contract import TensorInstance, TensorModel
 from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, ModelConfigError
 from edge_server.inference.direct import InstancePool
-from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
+from edge_server.inference.line import RateLimiter, ResourceLimit
 from edge_server.model_config.config import ModelConfig, Placement
 
 if TYPE_CHECKING:

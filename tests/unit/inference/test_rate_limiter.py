@@ -11,7 +11,7 @@ import pytest
 from support.waiting import wait_until
 
 from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError
-from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit, Share
+from edge_server.inference.line import RateLimiter, ResourceLimit, Share
 from edge_server.model_config.config import InstanceGroup, RateLimitResource
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from unit.inference.ensembles import config, ensemble_config, value
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelState, Snapshot
-from edge_server.inference.response_cache import (
+from edge_server.inference.scheduling import (
     CachingScheduler,
     ResponseCache,
+    Scheduling,
     key_of,
 )
-from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import ModelStatistics
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import Tensor

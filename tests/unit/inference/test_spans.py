@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.trace import SpanKind
 
 import edge_server.inference
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.daemon.parts import span_sender
 from edge_server.errors import SettingsError
 from edge_server.inference.otlp import (

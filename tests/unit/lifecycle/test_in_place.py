@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_server.errors import NotFound
-from edge_server.inference.rate_limiter import RateLimiter, ResourceLimit
+from edge_server.inference.line import RateLimiter, ResourceLimit
 from edge_server.inference.registry import ModelRegistry, ModelState, RefCount
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lifecycle.build import Build, MemoryBudget

@@ -15,9 +15,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.fields import is_map, without_effect
 from edge_server.model_config.files import ModelFiles, select_versions
-from edge_server.model_config.parse import parse_model_config_json, read_model_config
+from edge_server.model_config.parse import (
+    is_map,
+    parse_model_config_json,
+    read_model_config,
+    without_effect,
+)
 from edge_server.model_config.validation import validate
 
 if TYPE_CHECKING:

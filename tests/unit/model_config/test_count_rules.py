@@ -11,8 +11,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.fields import MOST_DIMS, MOST_ENTRIES
 from edge_server.model_config.files import ModelFiles
+from edge_server.model_config.parse import MOST_DIMS, MOST_ENTRIES
 from edge_server.model_config.validation import MAX_INSTANCES, validate
 
 BACKENDS = frozenset({"identity", "python", "tensorrt"})

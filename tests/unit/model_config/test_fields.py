@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.model_config.fields import (
+from edge_server.model_config.parse import (
     ACCEPTED,
     ACTED_ON,
     REFUSED,

@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.model_config.config import ModelConfig
-from edge_server.model_config.fields import interface_break, unified
+from edge_server.model_config.parse import interface_break, unified
 
 INPUT = 'input {{ name: "{}" data_type: TYPE_{} dims: [{}] {} }} '
 OUTPUT = 'output {{ name: "{}" data_type: TYPE_{} dims: [{}] }} '

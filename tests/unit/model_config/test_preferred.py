@@ -8,8 +8,8 @@ import pytest
 
 from edge_server.errors import ModelConfigError
 from edge_server.lifecycle.model_spec import ModelSpec
+from edge_server.model_config.completion import configurations, devices_of
 from edge_server.model_config.config import Completion
-from edge_server.model_config.preferred import configurations, devices_of
 from edge_server.repository.scan import files_in
 
 if TYPE_CHECKING:

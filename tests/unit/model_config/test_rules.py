@@ -18,7 +18,6 @@ from edge_server.model_config.config import (
     ragged_faults,
 )
 from edge_server.model_config.files import ModelFiles
-from edge_server.model_config.rules import batch_io_faults
 from edge_server.model_config.scheduling import (
     ControlKind,
     SequenceControl,
@@ -26,7 +25,7 @@ from edge_server.model_config.scheduling import (
     Warmup,
     WarmupInput,
 )
-from edge_server.model_config.validation import MAX_INSTANCES, validate
+from edge_server.model_config.validation import MAX_INSTANCES, batch_io_faults, validate
 from edge_server.tensors import DataType
 
 BACKENDS = frozenset({"identity", "onnxruntime", "tensorrt", "lane_decode"})

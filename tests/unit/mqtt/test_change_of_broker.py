@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.mqtt import link as linking
 from edge_server.mqtt.publisher import Publisher
 from edge_server.settings import Mqtt

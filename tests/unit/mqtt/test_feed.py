@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.mqtt import payloads
 from edge_server.mqtt.link import SETTLED_S, EventFeed
 from edge_server.mqtt.payloads import Topics

@@ -12,8 +12,8 @@ from google.protobuf import json_format
 from lane_frame_schema import health_schema
 from support.boards import plant
 
+from edge_server.board.board import Identity
 from edge_server.board.facts import BoardFacts, read_board_facts
-from edge_server.board.identity import Identity
 from edge_server.board.watch import ClockState, DeviceReport
 from edge_server.errors import Reason
 from edge_server.mqtt.payloads import health

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.errors import SettingsError
 from edge_server.mqtt.payloads import Topics
 from edge_server.mqtt.publisher import Publisher

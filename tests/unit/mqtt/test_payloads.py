@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lane_frame_schema import lane_frame_schema
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.board.update import UpdateRecord
 from edge_server.board.watch import ClockState
 from edge_server.errors import InvalidRequest, Reason

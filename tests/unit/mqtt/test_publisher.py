@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from google.protobuf import json_format
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras.calibration import Calibration
 from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.errors import DeadlineExceeded, Unavailable
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.lane_feed import LaneFeed, LaneReader

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from unit.lanes.roads import FlatRoad, lanes_of
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras.calibration import Calibration
 from edge_server.errors import Reason
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting

@@ -10,7 +10,7 @@ import pytest
 
 import edge_server
 from edge_server.board import watch
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras.calibration import Calibration
 from edge_server.cameras.status import UNUSABLE
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting

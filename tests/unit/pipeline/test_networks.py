@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from unit.pipeline.given_lanes import GivenLanes, data_plane
 from unit.pipeline.test_pipeline import OneCamera
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras import colour
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import CameraState

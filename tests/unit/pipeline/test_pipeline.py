@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.cameras.calibration import Calibration
 from edge_server.cameras.frame import Frame, UsefulSize
 from edge_server.cameras.status import CameraState, CameraStatus

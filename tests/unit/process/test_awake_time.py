@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.process.worker import AwakeTime
+from edge_server.process.threads import AwakeTime
 
 PERIOD_S, LONGEST_S = 0.25, 0.5
 UPTIME_S = 400 * 86_400.0

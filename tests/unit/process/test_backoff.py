@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from edge_server.process.worker import Backoff
+from edge_server.process.threads import Backoff
 
 
 @pytest.mark.parametrize(("drawn", "part"), [(0.0, 0.5), (0.5, 0.75), (1.0, 1.0)])

@@ -19,7 +19,7 @@ from edge_server.backends.python.messages import (
     LogLine,
     Ready,
 )
-from edge_server.process.channel import Channel, ChannelClosed, MessageTooLong, NotUnderstood
+from edge_server.process.child import Channel, ChannelClosed, MessageTooLong, NotUnderstood
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from edge_server.process.logs import (
     LogSwitches,
     fields_of,
 )
-from edge_server.process.masking import remember_secret
+from edge_server.process.text import remember_secret
 
 ROOT = Path(__file__).parents[3]
 CATALOG = (ROOT / "systemd/edge-server.catalog").read_text()

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edge_server.process import masking
+from edge_server.process import text as masking
 from edge_server.process.logs import LogFormatter, LogSwitches
-from edge_server.process.masking import MASK, masked, masked_by_place, remember_login
+from edge_server.process.text import MASK, masked, masked_by_place, remember_login
 
 
 @pytest.fixture(autouse=True)

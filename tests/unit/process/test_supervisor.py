@@ -11,7 +11,7 @@ import pytest
 from support.waiting import wait_until
 
 from edge_server.errors import InternalError, StageStuck
-from edge_server.process.worker import (
+from edge_server.process.threads import (
     Auxiliary,
     AwakeTime,
     Worker,

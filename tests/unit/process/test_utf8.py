@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.process.utf8 import as_utf8, shown
+from edge_server.process.text import as_utf8, shown
 
 
 @given(st.text(st.characters(exclude_categories=())))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from edge_server.process.worker import Worker
+from edge_server.process.threads import Worker
 
 LONG_S = 60.0
 

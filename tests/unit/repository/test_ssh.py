@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_server.errors import SettingsError
-from edge_server.repository.ssh import RemoteRepository, repository_at
+from edge_server.repository.remote import RemoteRepository, repository_at
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.board.update import UpdateRecord
 from edge_server.cameras.calibration import Calibration
 from edge_server.lanes.agreement import LaneAgreement
@@ -19,7 +19,7 @@ from edge_server.mqtt import payloads
 from edge_server.mqtt.payloads import Topics
 from edge_server.pipeline.event_log import Event
 from edge_server.pipeline.perception import Detections, NetworkFrame
-from edge_server.repository.channel_follower import ChannelReport
+from edge_server.repository.channel import ChannelReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

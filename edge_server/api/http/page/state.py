@@ -12,14 +12,14 @@ import msgspec
 from edge_server.board.update import RecordFile
 from edge_server.pipeline.messages import lane_frame_fields
 from edge_server.pipeline.perception import NetworkFrame, marks_of
-from edge_server.process.utf8 import as_utf8, shortened
+from edge_server.process.text import as_utf8, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
-    from edge_server.board.identity import Identity
+    from edge_server.board.board import Identity
     from edge_server.board.watch import DeviceReport
     from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame

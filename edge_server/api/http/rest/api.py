@@ -12,7 +12,7 @@ import msgspec
 
 from edge_server.api.admission import Admission
 from edge_server.api.calls import CallThreads, RequestMetrics
-from edge_server.api.headers import HeaderForwarding
+from edge_server.api.parameters import HeaderForwarding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

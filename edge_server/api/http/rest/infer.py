@@ -1,34 +1,56 @@
-"""Inference: a body becomes a request, and a response the parts of an answer."""
+"""Inference: a body becomes a request, and a response the parts of an answer; and generate, whose
+body is a flat JSON object of inputs and parameters, and whose answer is a flat one, or many."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+import threading
 import zlib
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.admission import PART_BYTES, WINDOW_BITS, decompress
-from edge_server.api.calls import HTTP, traced
+from edge_server.api.admission import COUNTED_FROM_BYTES, PART_BYTES, WINDOW_BITS, decompress
+from edge_server.api.calls import HTTP, http_status, traced
 from edge_server.api.contents import to_raw
 from edge_server.api.convert import TopClasses, to_infer_request
+from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.http.rest.api import JSON, Answer
 from edge_server.api.http.rest.infer_request import (
     Wanted,
     json_length,
     json_request,
     raw_request,
+    set_parameter,
     to_json,
+    to_raw_contents,
 )
 from edge_server.api.shared_memory import RegionSlice
-from edge_server.errors import Unsupported
+from edge_server.errors import (
+    EdgeServerError,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+    Unsupported,
+    forget_frames,
+)
+from edge_server.process.text import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Coroutine, Mapping
 
     from edge_server.api.convert import OutputForm
     from edge_server.api.http.call import HttpCall
     from edge_server.api.http.rest.api import RestApi, RestCall
-    from edge_server.requests import InferResponse
+    from edge_server.inference.registry import Lease
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.requests import InferRequest, InferResponse, ResponseCallback
+    from edge_server.tensors import TensorSpec
+
 
 _FASTEST = 1
 # A control character, which JSON escapes, stands for an array that is written in parts.
@@ -179,3 +201,204 @@ def _wanted_encoding(accepts: str) -> str:
 
 def error_answer(status: int, text: str) -> Answer:
     return Answer(status, JSON, (msgspec.json.encode({"error": text}),))
+
+
+# Responses that wait for a client; then the model waits, for so long at most.
+_MOST_WAITING = 16
+_SLOW_READER_S = 10.0
+
+
+class GeneratedResponses:
+    """The responses to one request, passed from the model's threads to the event loop.
+
+    A model waits while `_MOST_WAITING` are not sent; after `_SLOW_READER_S` an error is the last
+    response. What the model responds then, or once the client is gone, is dropped.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: HttpCall | None = None) -> None:
+        self._loop = loop
+        self._call = call
+        self._sent_bytes = 0  # counted of the response that was taken last
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._over = False
+        self._complete = False
+        self._came = asyncio.Event()
+        self._begun: asyncio.Task[None]
+
+    def begin(self, submitting: Coroutine[Any, Any, None]) -> None:
+        """Run what submits the request: it may return only when the model does, which waits for its
+        responses to be taken. What it raises, `next` raises."""
+        self._begun = self._loop.create_task(submitting)
+        self._begun.add_done_callback(self._submitted)
+
+    def _submitted(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # is looked at, even where nobody waits any more
+        self._came.set()
+
+    def respond(self, response: ResponseCallback, final: bool) -> None:
+        """See `Respond`."""
+        written = None if response is None else self._counted(_written(response))
+        with self._changed:
+            in_time = written is None or self._changed.wait_for(
+                lambda: self._over or len(self._waiting) < _MOST_WAITING, _SLOW_READER_S
+            )
+            if not in_time:
+                # Nobody would notice that one is missing among the others.
+                self._waiting.append(_written(_too_slow()))
+                self._over = self._complete = True
+            elif written is not None and not self._over:
+                self._waiting.append(written)
+            self._complete = self._complete or final
+        with suppress(RuntimeError):  # the server has stopped, and nobody waits any more
+            self._loop.call_soon_threadsafe(self._came.set)
+
+    def _counted(self, written: tuple[int, bytes]) -> tuple[int, bytes]:
+        """Count a long response until it is sent; where it does not fit, return the error."""
+        if self._call is not None and len(written[1]) >= COUNTED_FROM_BYTES:
+            try:
+                self._call.count(len(written[1]))
+            except Unavailable as error:
+                return _written(error)
+        return written
+
+    def _took(self, text: bytes) -> None:
+        if self._call is not None:
+            self._call.give(self._sent_bytes)
+            self._sent_bytes = len(text) if len(text) >= COUNTED_FROM_BYTES else 0
+
+    def end(self) -> None:
+        """The client is gone: let no model wait."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    async def next(self) -> tuple[int, bytes] | None:
+        """Return status and JSON of the next response; None after the last."""
+        while True:
+            self._came.clear()
+            with self._changed:
+                if self._waiting:
+                    self._changed.notify_all()
+                    taken = self._waiting.popleft()
+                    self._took(taken[1])
+                    return taken
+                if self._complete:
+                    return None
+            if self._begun.done():
+                self._begun.result()
+            await self._came.wait()
+
+
+def start(api: RestApi, call: RestCall, responses: GeneratedResponses) -> None:
+    """Submit the request in the body; `responses` gets what comes of it.
+
+    Raises:
+        EdgeServerError: the request is refused.
+    """
+    with api.gate:
+        lease = api.data_plane.lease()
+        try:
+            request = _read(api, call, lease)
+        except BaseException:
+            lease.release()
+            raise
+        call.connection.when_cancelled(responses.end)
+        respond = api.requests.timed(
+            "http", request.model_name, responses.respond, lambda error: str(http_status(error))
+        )
+        api.data_plane.submit(request, respond, lease)
+
+
+def _read(api: RestApi, call: RestCall, lease: Lease) -> InferRequest:
+    loaded = lease.snapshot.find(call.model, call.version)
+    if call.headers.get("content-encoding", "") not in ("", "identity"):
+        raise InvalidRequest("Unsupported content-encoding, only 'identity' is supported.")
+    message, raw = generate_request(
+        call.model, call.version, loaded.config, fields.read_json(call.body, call.connection)
+    )
+    request, _ = to_infer_request(message, raw, None, call.connection, config=loaded.config)
+    return api.forwarding.add(request, call.headers.items())
+
+
+def generate_request(
+    model: str, version: str, config: ModelConfig, given: dict[str, Any]
+) -> tuple[Any, list[bytes | memoryview]]:
+    """Return the message of a generate request, and its raw contents.
+
+    A key that names an input is that input, a value or a list of them; `id` is the request's; every
+    other key is a parameter, also those in `parameters`. Errors have Triton's texts and status.
+    """
+    message = pb.ModelInferRequest(model_name=model, model_version=version)
+    inputs = {spec.name: spec for spec in config.inputs}
+    raw: list[bytes | memoryview] = []
+    if "parameters" in inputs:
+        raise InvalidRequest(
+            "Keyword: 'parameters' for nested schema also given as input tensor name"
+        )
+    nested = fields.field(given, "parameters", dict, default={})
+    for key, value in [*given.items(), *nested.items()]:
+        if key == "parameters":
+            continue
+        if key in inputs:
+            raw.append(_add_input(message, inputs[key], config, value))
+        elif key == "id" and isinstance(value, str):
+            message.id = value
+        else:
+            set_parameter(message.parameters, key, value)
+    return message, raw
+
+
+def _add_input(
+    message: Any, spec: TensorSpec, config: ModelConfig, value: Any
+) -> bytes | memoryview:
+    count = len(value) if isinstance(value, list) else 1
+    shape = list(config.full_shape(spec))
+    fixed = math.prod(dim for dim in shape if dim != -1)
+    left, rest = divmod(count, fixed) if fixed else (0, 1)
+    if rest == 0:
+        # The innermost dimension that is free takes all, and the others are 1.
+        for place in reversed(range(len(shape))):
+            if shape[place] == -1:
+                shape[place], left = left, 1
+    if rest or left != 1:
+        raise InvalidRequest(
+            f"The schema can not convert input '{spec.name}' to tensor with proper shape"
+        )
+    message.inputs.add(name=spec.name, datatype=spec.datatype.value, shape=shape)
+    return to_raw_contents(spec.name, spec.datatype, count, value)
+
+
+def _written(response: InferResponse | EdgeServerError) -> tuple[int, bytes]:
+    if not isinstance(response, EdgeServerError):
+        try:
+            return 200, _flat(response)
+        except EdgeServerError as error:
+            response = error
+    answer = error_answer(http_status(response), as_utf8(str(response)))
+    forget_frames(response)
+    return answer.status, bytes(answer.parts[0])
+
+
+def _too_slow() -> Unavailable:
+    return Unavailable(
+        f"no response was read for {_SLOW_READER_S:g} s while {_MOST_WAITING} waited"
+    )
+
+
+def _flat(response: InferResponse) -> bytes:
+    """Return a response as one flat object; a tensor of one element is that element."""
+    made: dict[str, Any] = {"id": response.id} if response.id else {}
+    made |= {"model_name": response.model_name, "model_version": response.model_version}
+    made |= response.parameters
+    for name, tensor in response.outputs.items():
+        data = b"".join(to_json(name, tensor.array, tensor.datatype))
+        made[name] = msgspec.Raw(data if tensor.array.size == 1 else b"[" + data + b"]")
+    return msgspec.json.encode({name: made[name] for name in sorted(made)})
+
+
+NOT_ONE = InternalError(
+    "generate expects model to produce exactly 1 response, use generate stream for model that "
+    "generates various number of responses"
+)

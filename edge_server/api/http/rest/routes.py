@@ -17,11 +17,10 @@ from edge_server.api.calls import http_status
 from edge_server.api.control_calls import loading
 from edge_server.api.http.call import QUESTION_BYTES, HttpCall
 from edge_server.api.http.rest.api import Answer, RestCall
-from edge_server.api.http.rest.generate import NOT_ONE, GeneratedResponses, start
-from edge_server.api.http.rest.infer import error_answer
+from edge_server.api.http.rest.infer import NOT_ONE, GeneratedResponses, error_answer, start
 from edge_server.api.http.rest.table import PATHS, document
 from edge_server.errors import EdgeServerError, Unavailable, forget_frames
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

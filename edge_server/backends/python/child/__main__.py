@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.python.child import sandbox
 from edge_server.backends.python.messages import LONGEST_FROM_CHILD_BYTES, FromDaemon, Start
-from edge_server.process.channel import Channel, ChannelClosed
+from edge_server.process.child import Channel, ChannelClosed
 from edge_server.process.in_child import end_with_parent
 
 if TYPE_CHECKING:

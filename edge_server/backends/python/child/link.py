@@ -10,13 +10,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from edge_server.backends.python import messages as m
-from edge_server.process.channel import ChannelClosed
+from edge_server.process.child import ChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge_server.backends.python.shared_memory import ArenaReader, ArenaWriter
-    from edge_server.process.channel import Channel
+    from edge_server.process.child import Channel
 
 
 class DaemonLink:

@@ -25,7 +25,7 @@ from edge_server.backends.python.pb_utils.requests import (
 from edge_server.backends.python.pb_utils.server import AutoCompleteConfig, Logger
 from edge_server.backends.python.pb_utils.tensor import TritonModelException, printable
 from edge_server.backends.python.shared_memory import take_back
-from edge_server.process.channel import MessageTooLong
+from edge_server.process.child import MessageTooLong
 
 if TYPE_CHECKING:
     import asyncio

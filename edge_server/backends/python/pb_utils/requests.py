@@ -28,7 +28,7 @@ from edge_server.backends.python.shared_memory import (
     take_back,
     unpack,
 )
-from edge_server.process.channel import MessageTooLong
+from edge_server.process.child import MessageTooLong
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:

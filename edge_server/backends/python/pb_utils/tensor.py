@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_server.backends.python.messages import Code, shortened
-from edge_server.process.utf8 import as_utf8
+from edge_server.process.text import as_utf8
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:

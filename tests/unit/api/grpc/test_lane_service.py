@@ -12,7 +12,7 @@ from support.waiting import wait_until
 from edge_server.api.admission import Admission
 from edge_server.api.grpc.lane_service import LaneServicer, LaneSources, too_many_lane_streams
 from edge_server.api.grpc.traffic import Traffic
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.errors import (
     EdgeServerError,
     InvalidRequest,

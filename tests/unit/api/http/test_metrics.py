@@ -38,7 +38,7 @@ from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.process.histogram import Histograms
-from edge_server.repository.channel_follower import ChannelReport
+from edge_server.repository.channel import ChannelReport
 from edge_server.settings import NetworkSection
 
 if TYPE_CHECKING:

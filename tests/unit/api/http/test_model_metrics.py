@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from edge_server.api.http.model_metrics import CustomMetrics, ModelMetrics
+from edge_server.api.http.metrics import CustomMetrics, ModelMetrics
 from edge_server.backends.contract import ModelMetric, Phases
 from edge_server.inference.statistics import LatencyMetrics, ModelStatistics
 

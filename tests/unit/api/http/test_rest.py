@@ -21,7 +21,7 @@ from tritonclient.grpc import model_config_pb2
 from edge_server.api.admission import ByteBudget
 from edge_server.api.calls import CallThreads
 from edge_server.api.http.call import QUESTION_BYTES, HttpCall, RequestRefused
-from edge_server.api.http.rest import generate
+from edge_server.api.http.rest import infer as generate
 from edge_server.api.http.rest.api import JSON, Answer, RestCall
 from edge_server.api.http.rest.infer import _wanted_encoding, compressed, decompressed, to_answer
 from edge_server.api.http.rest.infer_request import Wanted, json_request, raw_request, to_json

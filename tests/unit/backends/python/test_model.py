@@ -26,7 +26,7 @@ from edge_server.backends.python.shared_memory import ArenaWriter, make_arena_fi
 from edge_server.errors import DeadlineExceeded, ModelLoadError, Unavailable
 from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ModelConfig
-from edge_server.process.channel import Channel
+from edge_server.process.child import Channel
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.cli.flags.parser import GROUPS, choose, nearest
+from edge_server.cli.flags import GROUPS, choose, nearest
 from edge_server.errors import SettingsError
 from edge_server.settings import read_settings
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from edge_server.cli import fleet
 from edge_server.mqtt import payloads
-from edge_server.repository.channel_follower import ChannelReport
+from edge_server.repository.channel import ChannelReport
 
 NOW_S = 1_800_000_000.0
 GOOD = ChannelReport(

@@ -31,7 +31,7 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.inference.registry import IDLE
-from edge_server.model_config.fields import without_effect
+from edge_server.model_config.parse import without_effect
 from edge_server.requests import InferRequest, Reply
 from edge_server.tensors import Tensor
 
