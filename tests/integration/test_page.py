@@ -33,7 +33,7 @@ from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.cli.demo import _calibration_file
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
@@ -580,6 +580,23 @@ def test_a_camera_without_lanes_shows_its_networks_alone(
         process.close()
 
 
+def test_a_model_that_serves_on_after_a_refusal_says_why_it_does(see: Callable[..., Seen]) -> None:
+    identity = Identity("truck-7", "0.1.0", "boot", "client")
+    refused = ModelEntry("lanes", 1, ModelState.READY, "config.pbtxt:3: no such field")
+    parts = Sources("0.1.0", lambda: [refused], (), LaneLatency())
+    sources = PageSources(identity, parts, PictureFeed(PictureWriter(identity)), EventLog())
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, lambda: page_routes(sources))])
+    server.start()
+    try:
+        page = see().open(server.port_of("http"))
+        wait_for(page, "document.querySelector('#alarms').innerText.includes('no such field')")
+        assert page.get_attribute("#models .chip", "data-tone") == "wait"
+        assert page.inner_text("#models .chip") == "ready"
+        assert page.inner_text("#link") == "live", "it serves"
+    finally:
+        server.stop(1.0)
+
+
 class FreshLanes(LaneLatency):
     """Lanes come all the time, however seldom the page gets a picture of them."""
 
@@ -646,7 +663,7 @@ def test_the_history_shows_what_was_measured_before_the_page_was_opened(
     parts = Sources("0.1.0", list, [pipeline], latency, board=board)
     sources = PageSources(identity, parts, PictureFeed(PictureWriter(identity)), EventLog())
     for number in range(60):  # of ten minutes
-        celsius = 90 if number == 30 else 50
+        celsius = 90 if 20 <= number < 40 else 50
         fake.write("sys/class/thermal/thermal_zone0/temp", f"{1000 * celsius}\n")
         board._tick(0.0)
         for _ in range(40):
@@ -663,14 +680,17 @@ def test_the_history_shows_what_was_measured_before_the_page_was_opened(
         assert row.locator("path").count() == 2, "a line for each zone"
         assert page.locator("#charts li", has_text="Lane rate").inner_text().endswith("4.0 Hz")
         # Under the pointer: the value of that time. 300 s ago is eleven twelfths of an hour.
-        box = row.locator("svg").bounding_box()
+        chart = row.locator("svg")
+        box = chart.bounding_box()
         assert box is not None
-        page.mouse.move(box["x"] + box["width"] * 11 / 12, box["y"] + 5)
+        chart.hover(position={"x": box["width"] * 11 / 12, "y": 5})
         assert row.locator(".value").inner_text().startswith("90 °C\ncpu")
         assert page.inner_text("#history-at").startswith("5 min ago")
         page.click("[data-span=day]")
         wait_for(page, "document.querySelector('#history-at').textContent === 'last day'")
-        wait_for(page, "/^50 to 5/.test(document.querySelectorAll('#charts small')[2].textContent)")
+        wait_for(
+            page, "/^51 to 75/.test(document.querySelectorAll('#charts small')[2].textContent)"
+        )
         assert not seen.errors
     finally:
         server.stop(1.0)

@@ -457,7 +457,8 @@ function alarms() {
   const serving = new Set(models.filter(({ state }) => state === "READY").map(({ name }) => name));
   for (const { name, state, reason, degraded } of models) {
     if (state === "UNAVAILABLE" && reason !== UNLOADED) found.push([serving.has(name) ? "wait" : "bad", `Model ${name}`, reason]);
-    else if (degraded) found.push(["wait", `Model ${name}`, reason || "degraded"]);
+    // What serves on although a newer content was refused has the reason too.
+    else if (degraded || (state === "READY" && reason)) found.push(["wait", `Model ${name}`, reason || "degraded"]);
   }
   return found.sort(([a], [b]) => a.localeCompare(b));
 }
@@ -530,7 +531,7 @@ function showModels() {
     const title = element("b", "", name);
     if (version) title.append(element("small", "empty", `  v${version}`));
     const chip = element("span", "chip", degraded ? "degraded" : (state || "not loaded").toLowerCase());
-    tone(chip, degraded ? "wait" : modelTone(state, reason));
+    tone(chip, degraded || (state === "READY" && reason) ? "wait" : modelTone(state, reason));
     head.append(title, chip);
     row.append(head);
     if (configuration && !degraded) row.append(element("p", "reason", configuration));
