@@ -168,6 +168,7 @@ REFLECTION = tuple(
 )
 
 RECORD = f"{_LANES}Record"
+LOG_SETTINGS = f"{TRITON}LogSettings"
 # Over HTTP only, and read like the rest.
 METRICS = "/metrics"
 
@@ -194,7 +195,7 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "statistics": (f"{TRITON}ModelStatistics",),
         "trace": (f"{TRITON}TraceSetting",),
-        "logging": (f"{TRITON}LogSettings",),
+        "logging": (LOG_SETTINGS,),
         "lanes": (
             *(
                 f"{_LANES}{name}"
@@ -228,7 +229,7 @@ OPEN = frozenset(
 )
 
 # Control calls only if the request names a setting; without one the call only reads the settings.
-UPDATES = frozenset({f"{TRITON}TraceSetting", f"{TRITON}LogSettings"})
+UPDATES = frozenset({f"{TRITON}TraceSetting", LOG_SETTINGS})
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from edge_server.daemon.parts import (
     directories_of,
     free_space,
 )
-from edge_server.daemon.reload import SettingsReload, live_parts
+from edge_server.daemon.reload import SettingsReload, live_parts, shown_settings
 from edge_server.daemon.status import LOOK_S, REST_S, StatusReport
 from edge_server.errors import EdgeServerError, Reason, StageStuck
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from edge_server.pipeline.lane_pipeline import LanePipeline, Listener
     from edge_server.pipeline.networks import NetworkListener
+    from edge_server.process.logs import LogTail
     from edge_server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Daemon:
         surroundings = KnownSurroundings(lanes.vehicle, lanes.board)
         self._channels = channel_followers(settings, self.control, surroundings, lanes.events)
         disks = partial(free_space, directories_of(settings))
-        self._http = self._http_server(settings, identity, disks)
+        self._http, self._page = self._http_server(settings, identity, disks, log_switches.tail)
         self._auxiliary = self._auxiliary_parts()
         publisher = lanes.publisher
         self._mqtt = Auxiliary("mqtt", publisher.workers, publisher.reopen)
@@ -158,9 +159,15 @@ class Daemon:
         self._stop_by = 0.0
 
     def _http_server(
-        self, settings: Settings, identity: Identity, disks: Callable[[], Mapping[str, int]]
-    ) -> HttpServer:
-        """Return the server of HTTP and metrics; `disks` returns the free space of directories."""
+        self,
+        settings: Settings,
+        identity: Identity,
+        disks: Callable[[], Mapping[str, int]],
+        tail: LogTail,
+    ) -> tuple[HttpServer, PageSources]:
+        """Return the server of HTTP and metrics, and what its page shows; `disks` returns the free
+        space of directories."""
+        reload = self._reload
         inference, requests, lanes = self._inference, self._requests, self._lanes
         sources = Sources(
             VERSION,
@@ -191,8 +198,10 @@ class Daemon:
             RecordFile(state_directory()),
             may_read=None if requests.tokens is None else requests.tokens.may_read,
             rules=requests.rest.rules,
+            log=tail,
+            settings=lambda: shown_settings(settings if reload is None else reload.wanted),
         )
-        return HttpServer(http_listeners(settings, requests.rest, sources, page))
+        return HttpServer(http_listeners(settings, requests.rest, sources, page)), page
 
     @property
     def pipelines(self) -> Sequence[LanePipeline]:
@@ -289,6 +298,7 @@ class Daemon:
             for auxiliary in (*self._auxiliary.values(), self._mqtt):
                 auxiliary.check(now, awake)
             self.control.unload_idle(now)
+            self._page.history.look(now, self._page.parts)
             model, since = self.data_plane.oldest_run()
             if (over_s := awake.since(since) - MODEL_STUCK_S) > 0:
                 text = f"model {model}: one run takes more than {MODEL_STUCK_S:g} s"

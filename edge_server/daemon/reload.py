@@ -82,7 +82,36 @@ def _shown(name: str, value: Any) -> str:
     if name in ("grpc.restricted", "http.restricted"):
         # The values of these headers are passwords; every other secret is in a file.
         shown = [{**each, "value": MASK} for each in shown]
-    return masked_by_place(json.dumps(shown))
+    return masked_by_place(json.dumps(shown, ensure_ascii=False))
+
+
+class ShownSetting(NamedTuple):
+    """A setting for people: `cameras.front.uri`, its value as JSON without secrets, and whether
+    that is the default."""
+
+    name: str
+    value: str
+    default: bool
+
+
+def shown_settings(settings: Section, table: str = "") -> Iterator[ShownSetting]:
+    """Yield every setting, in the order of the sections."""
+    for field in msgspec.structs.fields(settings):
+        name = f"{table}.{field.name}".lstrip(".")
+        value = getattr(settings, field.name)
+        below = value.items() if isinstance(value, dict) else ()
+        if isinstance(value, Section):
+            yield from shown_settings(value, name)
+        elif sections := {k: each for k, each in below if isinstance(each, Section)}:
+            for key, each in sections.items():
+                yield from shown_settings(each, f"{name}.{key}")
+        elif name == "mqtt.username" and value:
+            # With some brokers that is a token.
+            yield ShownSetting(name, json.dumps(MASK), default=False)
+        else:
+            made = field.default_factory
+            default = field.default if made is msgspec.NODEFAULT else made()
+            yield ShownSetting(name, _shown(name, value), default=value == default)
 
 
 log = logging.getLogger(__name__)
@@ -121,6 +150,7 @@ class SettingsReload:
             while one of them hangs, nothing but further reloads waits for it.
         fault: why the last reload changed nothing; empty after one that did its work.
         restart_needed: the settings whose last reading waits for a restart.
+        wanted: the settings as they were read last, those that wait for a restart included.
 
     Args:
         running: the settings of this run.
@@ -144,6 +174,10 @@ class SettingsReload:
         self._parts = parts
         self._requested = requested
         self._stopping = False
+
+    @property
+    def wanted(self) -> Settings:
+        return self._applied
 
     def stop(self, timeout_s: float) -> None:
         """Stop waiting for requests; a reload that runs gets `timeout_s` to end."""

@@ -28,7 +28,7 @@ SENDING_S = 0.0002
 _LOOK_S = 1.0
 
 
-SizeName = Literal["large", "small"]
+SizeName = Literal["full", "large", "small"]
 
 
 class PictureSize(NamedTuple):
@@ -38,9 +38,14 @@ class PictureSize(NamedTuple):
     max_hz: float
 
 
-# One camera is looked at closely, the others are seen beside it.
+# One camera is looked at closely, in `full` on a whole screen or magnified; the others are seen
+# beside it.
 SIZES: Mapping[SizeName, PictureSize] = MappingProxyType(
-    {"large": PictureSize(960, 15.0), "small": PictureSize(320, 5.0)}
+    {
+        "full": PictureSize(1920, 15.0),
+        "large": PictureSize(960, 15.0),
+        "small": PictureSize(320, 5.0),
+    }
 )
 
 

@@ -15,14 +15,14 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_server.process.disk import error_of_place
 from edge_server.process.text import masked, shortened
@@ -247,6 +247,57 @@ def _shortened(text: str) -> str:
     return shortened(text, _LONGEST_TEXT, counted=True)
 
 
+def _plain(text: str) -> str:
+    """Return `text` of limited length, without secrets, its control characters escaped."""
+    return _shortened(masked(text)).translate(_ESCAPED)
+
+
+class LogLine(NamedTuple):
+    """A line of the log; `id` counts those of this process, `level` is a word like `warning`."""
+
+    id: int
+    epoch_ms: int
+    level: str
+    text: str
+
+
+# Of each line of the tail; a traceback is rarely longer.
+_LONGEST_KEPT = 4096
+
+
+class LogTail(logging.Handler):
+    """Keeps the newest lines of the log in memory: for people who see the page, not the journal.
+
+    Any thread may read it. At most `kept` lines of 4096 characters.
+    """
+
+    def __init__(self, kept: int = 300) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter())
+        self._lines: deque[LogLine] = deque(maxlen=kept)
+        self._count = 0
+
+    @property
+    def last_id(self) -> int:
+        """The id of the newest line; 0 before the first one."""
+        return self._count
+
+    def after(self, line_id: int) -> list[LogLine]:
+        """Return the lines that came after that one, the oldest first; all of them for an id that
+        this process has not given."""
+        lines = self._lines.copy()
+        return [each for each in lines if each.id > line_id or line_id > self._count]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = shortened(_plain(self.format(record)), _LONGEST_KEPT, counted=True)
+        except Exception:  # noqa: BLE001 - the log's own handler reports a broken record
+            return
+        self._count += 1
+        at_ms = round(1e3 * record.created)
+        self._lines.append(LogLine(self._count, at_ms, record.levelname.lower(), text))
+
+
 @dataclass(frozen=True)
 class LogSettings:
     """Which records are logged, debug ones from `verbose_level` 1 on, and the format of their
@@ -265,11 +316,13 @@ class LogSwitches(logging.Filter):
     Attributes:
         settings: those that apply now.
         file: the log file; empty is stderr.
+        tail: the newest lines; empty where `set_up_logging` has not connected it.
     """
 
     def __init__(self, file: str = "") -> None:
         super().__init__()
         self.file = file
+        self.tail = LogTail()
         self._lock = threading.Lock()
         verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
         self.settings = LogSettings(verbose_level=int(verbose))
@@ -342,9 +395,7 @@ class LogFormatter(logging.Formatter):
         return "\n".join(prefix + line for line in text.split("\n"))
 
     def _text(self, record: logging.LogRecord) -> str:
-        text = (
-            _shortened(masked(super().format(record))).translate(_ESCAPED).replace("\n", "\n    ")
-        )
+        text = _plain(super().format(record)).replace("\n", "\n    ")
         if self._switches.settings.iso8601:
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
             return f"{at} {record.levelname[0]} {text}"
@@ -467,10 +518,11 @@ def set_up_logging(settings: LogSection, *, fields: bool = True) -> LogSwitches:
     if send is not None:
         handler = JournalHandler(send)
     handler.setFormatter(LogFormatter(switches, journal=journal, prefixed=send is None))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler, switches.tail], force=True)
     switches.apply(settings)
     # After the switches: what they leave out does not count.
-    handler.addFilter(LineLimits(handler))
+    for each in (handler, switches.tail):
+        each.addFilter(LineLimits(each))
     return switches
 
 

@@ -259,6 +259,7 @@ def estimate(arguments: argparse.Namespace) -> Iterator[str]:
         roll = tables.mounting.roll_deg if tables.mounting is not None else 0.0
     estimator: MountingEstimator | None = None
     calibrated = tables.lens.lens()
+    yield f"looking for paint in up to {arguments.frames} frames"
     source = lanes_in(arguments.uri, arguments.model_repository, arguments.model)
     with closing(source):
         for image, lanes in source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import urllib.request
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.daemon_process import Process
+from support.fake_board import FakeBoard
 from support.free_ports import free_ports
 from support.waiting import wait_until
 from websockets.exceptions import InvalidStatus
@@ -25,12 +27,13 @@ from edge_server.api.http.page.state import PageSources, PictureWriter
 from edge_server.api.http.server import HttpListener, HttpServer
 from edge_server.api.http.sources import LaneLatency, Sources
 from edge_server.board.board import Identity
+from edge_server.board.watch import BoardWatch
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.cli.demo import _calibration_file
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
+from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
@@ -47,6 +50,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 MODELS = Path(__file__).parents[2] / "models"
 FRONT = "synthetic://road?seed=7&fps=5&width=640&height=360&manoeuvres=true"
 TIMEOUT_MS = 30_000
+TOKEN = "a-token-of-this-device"  # noqa: S105  # a test's own
 # Of a lane that bounds the ego lane, BGR.
 LANE = np.array([0xD4, 0xEA, 0x5E])
 
@@ -118,7 +122,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     # Nothing listens there.
     (port,) = free_ports(1)
     settings = [
-        *("[mqtt]", 'host = "127.0.0.1"', f"port = {port}"),
+        *("[mqtt]", 'host = "127.0.0.1"', f"port = {port}", f'username = "{TOKEN}"'),
         *("[recorder]", 'mode = "events"', "before_s = 1", "after_s = 1"),
         f'directory = "{folder / "recordings"}"',
     ]
@@ -180,10 +184,9 @@ def test_the_keyboard_chooses_cameras_and_an_ended_one_says_so(
 ) -> None:
     page = see().open(daemon.http_port)
     wait_for(page, LIVE)
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "pause"
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "full"
+    for button in ("pause", "zoom-out", "zoom-reset", "zoom-in", "full"):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == button
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.innerText").startswith("front")
     page.keyboard.press("2")
@@ -240,6 +243,85 @@ def test_recordings_are_made_listed_and_downloaded(
             urllib.request.urlopen(url, timeout=10)
 
 
+def test_the_log_and_the_settings_are_shown_without_secrets(
+    daemon: Process, see: Callable[..., Seen]
+) -> None:
+    seen = see()
+    page = seen.open(daemon.http_port)
+    wait_for(page, LIVE)
+    assert not [url for url in seen.requests if url.endswith(("/page/settings", "/page/log"))]
+    page.click("#log-card summary")
+    wait_for(page, "document.querySelector('#log').innerText.includes('mqtt: cannot reach')")
+    assert "camera front: live" in page.inner_text("#log")
+    page.check("#log-faults")
+    assert "camera front: live" not in page.inner_text("#log")
+    assert "mqtt: cannot reach" in page.inner_text("#log")
+    page.click("#settings-card summary")
+    wait_for(page, "document.querySelector('#settings').innerText.includes('mqtt.host')")
+    shown = page.inner_text("#settings")
+    assert "recorder.before_s" in shown
+    assert "mqtt.payload" not in shown, "it has its default"
+    assert "mqtt.username" in shown
+    assert TOKEN not in shown + page.inner_text("#log")
+    page.check("#settings-all")
+    assert "mqtt.payload" in page.inner_text("#settings")
+    assert not seen.errors
+
+
+def magnified(page: Page) -> float:
+    """How many times."""
+    return float(page.inner_text("#zoom-reset")[:-1])
+
+
+def test_the_picture_is_magnified_by_keys_mouse_and_buttons(
+    daemon: Process, see: Callable[..., Seen]
+) -> None:
+    seen = see()
+    page = seen.open(daemon.http_port)
+    wait_for(page, LIVE)
+    wait_for(page, ON_THE_ROAD)
+    for _ in range(3):
+        page.keyboard.press("+")
+    assert magnified(page) == 3.4
+    wait_for(page, LIVE)
+    # Three times as near, a line of the same width is longer; it moves with the picture.
+    before = lane_pixels(page)
+    page.keyboard.press("Shift+ArrowUp")
+    assert (before != lane_pixels(page)).sum() > 200
+    page.keyboard.press("0")
+    assert magnified(page) == 1
+    page.dblclick("#picture")
+    assert magnified(page) == 2.5
+    box = page.locator("#picture").bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 80, y)
+    page.mouse.up()
+    page.click("#zoom-out")
+    assert magnified(page) == 1.7
+    page.keyboard.press("2")
+    assert magnified(page) == 1, "another camera is seen whole"
+    assert not seen.errors
+
+
+def test_full_screen_shows_the_whole_picture_and_ends(
+    daemon: Process, see: Callable[..., Seen]
+) -> None:
+    page = see(width=1600).open(daemon.http_port)
+    wait_for(page, LIVE)
+    page.keyboard.press("f")
+    wait_for(page, "document.fullscreenElement?.id === 'stage'")
+    wait_for(page, "document.querySelector('#picture').clientHeight > 600")
+    assert page.evaluate(
+        "(({clientWidth: width, clientHeight: height}) => width <= innerWidth"
+        " && height <= innerHeight)(document.querySelector('#picture'))"
+    )
+    page.keyboard.press("f")
+    wait_for(page, "document.fullscreenElement === null")
+
+
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_it_fits_a_phone_and_every_text_can_be_read(
     daemon: Process, see: Callable[..., Seen], scheme: str
@@ -247,6 +329,9 @@ def test_it_fits_a_phone_and_every_text_can_be_read(
     page = see(width=390, color_scheme=scheme, device_scale_factor=2).open(daemon.http_port)
     wait_for(page, LIVE)
     wait_for(page, ON_THE_ROAD)
+    page.click("#log-card summary")
+    page.click("#settings-card summary")
+    wait_for(page, "document.querySelector('#settings').innerText.includes('mqtt.host')")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     assert page.evaluate(CONTRASTS) == []
 
@@ -300,7 +385,8 @@ def test_it_comes_back_after_a_restart_without_a_reload(
     second = start(*flags, f"--http-port={first.http_port}")
     second.drain()
     wait_for(page, LIVE)
-    assert page.inner_text("#link") == "live"
+    # Until the other camera has its first lanes, none come from it.
+    wait_for(page, "document.querySelector('#link').textContent === 'live'")
     assert page.evaluate("window.sameDocument")
 
 
@@ -494,6 +580,23 @@ def test_a_camera_without_lanes_shows_its_networks_alone(
         process.close()
 
 
+def test_a_model_that_serves_on_after_a_refusal_says_why_it_does(see: Callable[..., Seen]) -> None:
+    identity = Identity("truck-7", "0.1.0", "boot", "client")
+    refused = ModelEntry("lanes", 1, ModelState.READY, "config.pbtxt:3: no such field")
+    parts = Sources("0.1.0", lambda: [refused], (), LaneLatency())
+    sources = PageSources(identity, parts, PictureFeed(PictureWriter(identity)), EventLog())
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, lambda: page_routes(sources))])
+    server.start()
+    try:
+        page = see().open(server.port_of("http"))
+        wait_for(page, "document.querySelector('#alarms').innerText.includes('no such field')")
+        assert page.get_attribute("#models .chip", "data-tone") == "wait"
+        assert page.inner_text("#models .chip") == "ready"
+        assert page.inner_text("#link") == "live", "it serves"
+    finally:
+        server.stop(1.0)
+
+
 class FreshLanes(LaneLatency):
     """Lanes come all the time, however seldom the page gets a picture of them."""
 
@@ -546,3 +649,48 @@ def test_a_picture_that_comes_seldom_has_its_age_and_its_camera_is_live(
     finally:
         server.stop(1.0)
         feed.stop()
+
+
+def test_the_history_shows_what_was_measured_before_the_page_was_opened(
+    tmp_path: Path, see: Callable[..., Seen]
+) -> None:
+    fake = FakeBoard(tmp_path)
+    fake.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    board, latency, now_s = BoardWatch(tmp_path), LaneLatency(), time.monotonic()
+    identity = Identity("truck-7", "0.1.0", "boot", "client")
+    camera = Camera("front", "synthetic://road")
+    pipeline = LanePipeline(camera, DataPlane(ModelRegistry()), "lanes", ())
+    parts = Sources("0.1.0", list, [pipeline], latency, board=board)
+    sources = PageSources(identity, parts, PictureFeed(PictureWriter(identity)), EventLog())
+    for number in range(60):  # of ten minutes
+        celsius = 90 if 20 <= number < 40 else 50
+        fake.write("sys/class/thermal/thermal_zone0/temp", f"{1000 * celsius}\n")
+        board._tick(0.0)
+        for _ in range(40):
+            latency(LaneFrame("front", 1, 0, time.monotonic_ns(), 0, 160, 90, "lanes"), None)
+        sources.history.look(now_s - 600 + 10 * number, parts)
+    server = HttpServer([HttpListener("http", "127.0.0.1", 0, lambda: page_routes(sources))])
+    server.start()
+    try:
+        seen = see()
+        page = seen.open(server.port_of("http"))
+        wait_for(page, "document.querySelectorAll('#charts svg').length >= 4")
+        row = page.locator("#charts li", has_text="Temperature")
+        assert row.locator(".name small").inner_text() == "50 to 90 °C"
+        assert row.locator("path").count() == 2, "a line for each zone"
+        assert page.locator("#charts li", has_text="Lane rate").inner_text().endswith("4.0 Hz")
+        # Under the pointer: the value of that time. 300 s ago is eleven twelfths of an hour.
+        chart = row.locator("svg")
+        box = chart.bounding_box()
+        assert box is not None
+        chart.hover(position={"x": box["width"] * 11 / 12, "y": 5})
+        assert row.locator(".value").inner_text().startswith("90 °C\ncpu")
+        assert page.inner_text("#history-at").startswith("5 min ago")
+        page.click("[data-span=day]")
+        wait_for(page, "document.querySelector('#history-at').textContent === 'last day'")
+        wait_for(
+            page, "/^51 to 75/.test(document.querySelectorAll('#charts small')[2].textContent)"
+        )
+        assert not seen.errors
+    finally:
+        server.stop(1.0)

@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.daemon import reload
 from edge_server.daemon.daemon import Daemon
-from edge_server.daemon.reload import LivePart, SettingsReload, differences
+from edge_server.daemon.reload import LivePart, SettingsReload, differences, shown_settings
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.settings import (
     CameraSection,
@@ -27,7 +27,7 @@ from edge_server.settings import (
     Settings,
     Tls,
 )
-from edge_server.settings.sections import POWER, RESTART, Section, part_of
+from edge_server.settings.sections import POWER, RESTART, NetworkSection, Section, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -382,3 +382,34 @@ def test_a_reload_has_no_time_limit(notified: list[str]) -> None:
     assert limits_s == [float("inf")] * 2
     assert made.worker.limit_s == made.worker.deadline_s
     assert notified
+
+
+def test_shown_settings_are_every_setting_with_its_value_and_no_secret() -> None:
+    restricted = (Restriction(("logging",), "key", "header-secret"),)
+    settings = Settings(
+        grpc=Grpc(port=7000, restricted=restricted),
+        mqtt=Mqtt("localhost", username="a-token", password_file="/etc/edge/password"),  # noqa: S106 - a path
+        cameras={
+            "front": CameraSection(uri="rtsp://admin:camera-secret@10.0.0.9/a?pwd=other-secret")
+        },
+    )
+    shown = {name: (value, default) for name, value, default in shown_settings(settings)}
+    assert shown["grpc.port"] == ("7000", False)
+    assert shown["http.port"] == ("8000", True)
+    assert shown["mqtt.password_file"] == ('"/etc/edge/password"', False)
+    assert shown["mqtt.username"] == ('"***"', False)
+    assert shown["mqtt.port"][1]
+    assert shown["cameras.front.uri"][0].startswith('"rtsp://***@10.0.0.9/a')
+    assert not shown["cameras.front.uri"][1]
+    assert shown["cameras.front.max_age_ms"][1]
+    text = str(shown)
+    for secret in ("header-secret", "a-token", "camera-secret", "other-secret"):
+        assert secret not in text
+
+
+def test_a_network_s_settings_are_shown_below_its_camera() -> None:
+    networks = {"vehicles": NetworkSection(model="vehicles")}
+    camera = CameraSection(uri="synthetic://road", networks=networks)
+    names = [each.name for each in shown_settings(Settings(cameras={"rear": camera}))]
+    assert "cameras.rear.networks.vehicles.model" in names
+    assert len(names) == len(set(names))

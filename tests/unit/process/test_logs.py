@@ -13,6 +13,7 @@ import pytest
 
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.process.logs import LogSettings, set_up_logging
+from edge_server.process.text import remember_secret
 from edge_server.settings import LogSection
 
 if TYPE_CHECKING:
@@ -259,3 +260,32 @@ def test_a_line_waits_for_no_reader_of_a_pipe(
                 break
     finally:
         os.close(reader)
+
+
+def test_the_tail_has_the_lines_that_the_log_has_without_secrets(
+    root: logging.Logger, tmp_path: Path
+) -> None:
+    switches = set_up_logging(LogSection(file=str(tmp_path / "log"), format="json"))
+    remember_secret("camera-secret")
+    log.debug("left out")
+    log.info("camera %s: %s", "front", "rtsp://admin:camera-secret@host")
+    log.error("page: a fault", exc_info=ValueError("it broke"))
+    for _ in range(5):
+        log.warning("again")
+    switches.change(warning=False)
+    log.warning("left out too")
+    lines = switches.tail.after(0)
+    assert [each.level for each in lines] == ["info", "error", "warning", "warning", "warning"]
+    assert lines[0].text == "camera front: rtsp://admin:***@host"
+    assert lines[1].text == "page: a fault\nValueError: it broke"
+    assert [each.id for each in lines] == [1, 2, 3, 4, 5]
+
+
+def test_a_broken_record_costs_its_own_line_of_the_tail(
+    root: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    switches = set_up_logging(LogSection(file=str(tmp_path / "log")))
+    log.info("%d cameras", "two")
+    log.info("%d cameras", 2)
+    assert [each.text for each in switches.tail.after(0)] == ["2 cameras"]
+    assert capsys.readouterr().err.count("--- Logging error ---") == 1

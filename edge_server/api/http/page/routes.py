@@ -6,17 +6,19 @@ import asyncio
 import hashlib
 import logging
 import os
+import re
 import time
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from edge_server.api.access import RECORD
+from edge_server.api.access import LOG_SETTINGS, RECORD
 from edge_server.api.http.page.state import events_text, state_text
 from edge_server.errors import Unavailable
 from edge_server.pipeline.picture_feed import SizeName  # noqa: TC001 -- msgspec reads it
@@ -217,6 +219,8 @@ _FILES = {
     "/page/page.css": "page.css",
     "/page/page.js": "page.js",
     "/page/birds_eye.js": "birds_eye.js",
+    "/page/elements.js": "elements.js",
+    "/page/lists.js": "lists.js",
     "/page/icon.svg": "icon.svg",
     # Where browsers look for it if they have not read the page yet.
     "/favicon.ico": "icon.svg",
@@ -245,11 +249,20 @@ def page_routes(sources: PageSources) -> Sequence[BaseRoute]:
     is another one's."""
     access = PageAccess(sources.may_read)
     pages = LivePages(sources, access)
+
+    def view(name: str, content: Callable[[Request], Any], method: str | None = None) -> Route:
+        return Route(f"/page/{name}", _view(sources, access, content, method), methods=["GET"])
+
     return [
         *(Route(path, _file(name), methods=["GET"]) for path, name in _FILES.items()),
         Route("/page/recordings", _list_recordings(sources, access), methods=["GET"]),
         Route("/page/recordings", _record(sources), methods=["POST"]),
         Route("/page/recordings/{name}", _download(sources, access), methods=["GET"]),
+        view("history/hour", lambda _: sources.history.shown("hour")),
+        view("history/day", lambda _: sources.history.shown("day")),
+        # For those who may read the settings of the log over Triton's API.
+        view("log", partial(_log_lines, sources), LOG_SETTINGS),
+        view("settings", lambda _: {"settings": list(sources.settings())}, LOG_SETTINGS),
         Route("/page/token", _take_token(access), methods=["POST"]),
         Route("/page/token", _tell(pages), methods=["GET"]),
         WebSocketRoute("/page/live", pages),
@@ -278,6 +291,39 @@ _MOST_LISTED = 200
 
 def _refused(status: int, text: str) -> Response:
     return JSONResponse({"error": text}, status, _HEADERS)
+
+
+def _refusal(sources: PageSources, method: str, request: Request) -> str:
+    """Return why the owner of the request's token may not call `method`; empty where he may."""
+    headers = [("authorization", f"Bearer {request.cookies.get(COOKIE, '')}")]
+    rules = sources.rules
+    if rules is None:
+        return ""
+    return str(rules.token_refusal(method, headers) or rules.refusal(method, headers) or "")
+
+
+def _view(
+    sources: PageSources,
+    access: PageAccess,
+    content: Callable[[Request], Any],
+    method: str | None = None,
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return what sends the JSON of `content` to readers who may also call `method`."""
+
+    async def send(request: Request) -> Response:
+        if not access.is_open_to(request):
+            return _refused(401, "a token is needed")
+        if method is not None and (refusal := _refusal(sources, method, request)):
+            return _refused(403, refusal)
+        data = msgspec.json.encode(content(request))
+        return Response(data, headers=_HEADERS, media_type="application/json")
+
+    return send
+
+
+def _log_lines(sources: PageSources, request: Request) -> dict[str, Any]:
+    after = request.query_params.get("after", "")
+    return {"lines": sources.log.after(int(after) if re.fullmatch(r"[0-9]{1,15}", after) else 0)}
 
 
 def _list_recordings(
@@ -334,11 +380,8 @@ def _record(sources: PageSources) -> Callable[[Request], Awaitable[Response]]:
     service."""
 
     async def record(request: Request) -> Response:
-        headers = [("authorization", f"Bearer {request.cookies.get(COOKIE, '')}")]
-        if (rules := sources.rules) is not None and (
-            refusal := rules.token_refusal(RECORD, headers) or rules.refusal(RECORD, headers)
-        ):
-            return _refused(403, str(refusal))
+        if refusal := _refusal(sources, RECORD, request):
+            return _refused(403, refusal)
         if (recorder := sources.parts.recorder) is None:
             return _refused(503, _NO_RECORDER)
         try:

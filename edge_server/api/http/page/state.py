@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from edge_server.api.http.page.history import History
 from edge_server.board.update import RecordFile
 from edge_server.pipeline.messages import lane_frame_fields
 from edge_server.pipeline.perception import NetworkFrame, marks_of
+from edge_server.process.logs import LogTail
 from edge_server.process.text import as_utf8, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from edge_server.api.access import AccessRules
     from edge_server.api.http.sources import Sources
@@ -42,7 +44,9 @@ class PageSources:
         vehicle_width_m: between the outer edges of its front wheels.
         update: of the record of the last update of the system.
         may_read: returns whether a token lets its owner read; None where nobody needs a token.
-        rules: of HTTP; None allows everyone to record.
+        rules: of HTTP; None allows everyone to record, and to see the log and the settings.
+        log: its newest lines.
+        settings: returns all of them as (name, value as JSON, is default), without secrets.
     """
 
     identity: Identity
@@ -53,6 +57,9 @@ class PageSources:
     update: RecordFile = field(default_factory=RecordFile)
     may_read: Callable[[str], bool] | None = None
     rules: AccessRules | None = None
+    history: History = field(default_factory=History)
+    log: LogTail = field(default_factory=LogTail)
+    settings: Callable[[], Iterable[tuple[str, str, bool]]] = tuple
 
 
 def state_text(sources: PageSources) -> str:
@@ -69,6 +76,8 @@ def state_text(sources: PageSources) -> str:
         "mono_ms": round(1e3 * now_s),
         "vehicle_width_m": sources.vehicle_width_m,
         "earlier_events": sources.events.earlier,
+        "log_id": sources.log.last_id,
+        "samples": sources.history.samples,
         "cameras": [_camera(each, answered, parts, now_s) for each in tuple(parts.pipelines)],
         "models": [_model(entry) for entry in parts.models()],
         "broker": _broker(parts),

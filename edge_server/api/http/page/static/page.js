@@ -1,6 +1,9 @@
 // What the device sends is drawn as it comes: pictures with the lanes of the same frame, its state
-// once a second, events as they happen. Nothing here asks for anything but `page/live`.
+// once a second, events as they happen. The state says what is new of the recordings, the history and
+// the log; only then they are asked for.
 import { drawRoad } from "./birds_eye.js";
+import { $, duration, element, replaced, say, svg, tone } from "./elements.js";
+import { showLists } from "./lists.js";
 
 const STALE_MS = 2000;
 const HISTORY_MS = 60_000;
@@ -8,6 +11,8 @@ const FIRST_DELAY_S = 1;
 const LONGEST_DELAY_S = 10;
 const KEPT_EVENTS = 50;
 const MOST_CAMERAS = 64; // at which a page may look
+const MOST_ZOOM = 8;
+const WHOLE = { by: 1, x: 0, y: 0 };
 const LOW_DISK_BYTES = 256e6;
 const NEAR_THROTTLE_C = 5;
 const UNLOADED = "unloaded"; // on request, or with its directory
@@ -18,7 +23,6 @@ const KINDS = {
   lane_departure: "Lane departure", lane_change: "Lane change", camera: "State", model: "Change", degraded: "Degraded",
 };
 
-const $ = (id) => document.getElementById(id);
 const decoder = new TextDecoder();
 const cameras = new Map(); // by name: { state, frame, bitmap, at, history, canvas, button, label, rates }
 const events = []; // the newest first
@@ -32,22 +36,7 @@ let delayS = FIRST_DELAY_S;
 let offlineWhy = "";
 let colours = {};
 let looked = "";
-
-function element(name, className, text) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-// Sets a text only where it differs: a screen reader speaks what is set.
-function say(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function tone(node, value) {
-  if (node.dataset.tone !== value) node.dataset.tone = value;
-}
+let zoom = WHOLE;
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
@@ -97,8 +86,9 @@ async function refusal() {
 function look() {
   const visible = !paused && document.visibilityState === "visible";
   const names = visible ? [...cameras.keys()].slice(0, MOST_CAMERAS) : [];
+  const close = document.fullscreenElement || zoom.by > 1 ? "full" : "large";
   // Not by assignment: a camera may be called __proto__.
-  const wanted = Object.fromEntries(names.map((name) => [name, name === chosen ? "large" : "small"]));
+  const wanted = Object.fromEntries(names.map((name) => [name, name === chosen ? close : "small"]));
   const text = JSON.stringify({ look_at: wanted });
   if (text === looked || socket?.readyState !== WebSocket.OPEN) return;
   looked = text;
@@ -152,9 +142,11 @@ function fitted(canvas) {
 function drawPicture(canvas, { frame, bitmap }, large) {
   const { width, height } = frame.image;
   if (width && height) canvas.style.aspectRatio = `${width} / ${height}`;
-  const scale = fitted(canvas);
+  if (large && width && height) $("stage").style.setProperty("--ratio", width / height);
+  const { by, x, y } = large ? zoom : WHOLE;
+  const scale = fitted(canvas) / by; // lines and words keep their size
   const context = canvas.getContext("2d");
-  context.setTransform(1, 0, 0, 1, 0, 0);
+  context.setTransform(by, 0, 0, by, -by * x * canvas.width, -by * y * canvas.height);
   context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   const across = canvas.width / width;
   const down = canvas.height / height;
@@ -202,6 +194,62 @@ function drawPicture(canvas, { frame, bitmap }, large) {
     context.strokeText(text, ...place);
     context.fillText(text, ...place);
   }
+}
+
+// Zoom of the large picture: how much, and its upper left corner as parts of the whole.
+
+function zoomTo(by, x, y) {
+  const within = Math.min(Math.max(by, 1), MOST_ZOOM);
+  const inside = (place) => Math.min(Math.max(place, 0), 1 - 1 / within);
+  zoom = { by: within, x: inside(x), y: inside(y) };
+  $("picture").classList.toggle("zoomed", within > 1);
+  say($("zoom-reset"), `${within.toFixed(within < 10 && within % 1 ? 1 : 0)}×`);
+  const camera = cameras.get(chosen);
+  if (camera?.bitmap) drawPicture($("picture"), camera, true);
+  look();
+}
+
+// The place under (across, down), parts of what is seen, stays where it is.
+function zoomBy(factor, across = 0.5, down = 0.5) {
+  const by = Math.min(Math.max(zoom.by * factor, 1), MOST_ZOOM);
+  zoomTo(by, zoom.x + across / zoom.by - across / by, zoom.y + down / zoom.by - down / by);
+}
+
+function pan(across, down) {
+  zoomTo(zoom.by, zoom.x - across / zoom.by, zoom.y - down / zoom.by);
+}
+
+const pointers = new Map(); // by id: where each finger, or the mouse, is as parts of the picture
+
+function placeOf({ clientX, clientY }) {
+  const { left, top, width, height } = $("picture").getBoundingClientRect();
+  return [(clientX - left) / width, (clientY - top) / height];
+}
+
+function onPointer(event) {
+  const { type, pointerId } = event;
+  if (type === "pointerdown") {
+    pointers.set(pointerId, placeOf(event));
+    $("picture").setPointerCapture(pointerId);
+    return;
+  }
+  if (!pointers.has(pointerId)) return;
+  if (type !== "pointermove") return pointers.delete(pointerId);
+  const middle = () => { const all = [...pointers.values()]; return [0, 1].map((axis) => all.reduce((sum, each) => sum + each[axis], 0) / all.length); };
+  const apart = () => { const [[a, b], [c, d]] = pointers.values(); return Math.hypot(a - c, b - d); };
+  const two = pointers.size === 2;
+  const before = [middle(), two ? apart() : 1];
+  pointers.set(pointerId, placeOf(event));
+  const now = middle();
+  if (two) zoomBy(apart() / Math.max(before[1], 0.01), ...now);
+  if (zoom.by > 1) pan(now[0] - before[0][0], now[1] - before[0][1]);
+}
+
+function onWheel(event) {
+  // Ctrl, which a pinch on a touchpad sends too; a wheel alone scrolls the page.
+  if (!event.ctrlKey && !document.fullscreenElement) return;
+  event.preventDefault();
+  zoomBy(Math.exp(-event.deltaY / 300), ...placeOf(event));
 }
 
 function showRoad({ frame, state }) {
@@ -316,6 +364,7 @@ function takeState(state) {
   showModels();
   showDevice();
   listRecordings();
+  showLists(device, chosen);
   refresh();
   look();
 }
@@ -335,6 +384,7 @@ function addCamera(name) {
 }
 
 function choose(name) {
+  if (name !== chosen) zoomTo(1, 0, 0);
   chosen = name;
   for (const [each, { button }] of cameras) button.setAttribute("aria-pressed", String(each === name));
   const camera = cameras.get(name) ?? NO_CAMERA;
@@ -407,7 +457,8 @@ function alarms() {
   const serving = new Set(models.filter(({ state }) => state === "READY").map(({ name }) => name));
   for (const { name, state, reason, degraded } of models) {
     if (state === "UNAVAILABLE" && reason !== UNLOADED) found.push([serving.has(name) ? "wait" : "bad", `Model ${name}`, reason]);
-    else if (degraded) found.push(["wait", `Model ${name}`, reason || "degraded"]);
+    // What serves on although a newer content was refused has the reason too.
+    else if (degraded || (state === "READY" && reason)) found.push(["wait", `Model ${name}`, reason || "degraded"]);
   }
   return found.sort(([a], [b]) => a.localeCompare(b));
 }
@@ -461,6 +512,7 @@ function freshen() {
   say($("stage-why"), why);
   const old = !camera || areOld(camera);
   for (const id of ["figures", "road-card", "timing-card"]) $(id).classList.toggle("old", old);
+  $("history-card").classList.toggle("old", Boolean(offlineWhy));
   if (camera) showFigures(camera);
   say($("road-age"), old && camera?.frame ? `${duration(shownAge(camera) / 1000)} old` : "");
   const lanes = camera?.frame?.lanes.length ?? 0;
@@ -479,7 +531,7 @@ function showModels() {
     const title = element("b", "", name);
     if (version) title.append(element("small", "empty", `  v${version}`));
     const chip = element("span", "chip", degraded ? "degraded" : (state || "not loaded").toLowerCase());
-    tone(chip, degraded ? "wait" : modelTone(state, reason));
+    tone(chip, degraded || (state === "READY" && reason) ? "wait" : modelTone(state, reason));
     head.append(title, chip);
     row.append(head);
     if (configuration && !degraded) row.append(element("p", "reason", configuration));
@@ -498,22 +550,6 @@ function showModels() {
     }
   }
   replaced($("models"), rows.length ? rows : [element("li", "empty", "No model is loaded")]);
-}
-
-// Replaces children only where something differs, so that nobody loses a selection or the focus.
-const shown = new Map();
-function replaced(list, rows) {
-  const made = rows.map((row) => row.outerHTML).join("");
-  if (shown.get(list) === made) return;
-  shown.set(list, made);
-  list.replaceChildren(...rows);
-}
-
-function duration(seconds) {
-  if (seconds < 60) return `${Math.floor(seconds)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
-  if (seconds < 172_800) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
-  return `${Math.floor(seconds / 86_400)} days`;
 }
 
 function megabytes(bytes) {
@@ -662,21 +698,14 @@ async function record() {
   $("record").disabled = false;
 }
 
-// Sparklines
-
-const SVG = "http://www.w3.org/2000/svg";
+// Sparklines of the last minute
 
 function addTiming() {
   for (const [, name] of STAGES) {
     const row = element("li");
-    const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("viewBox", "0 0 100 30");
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("aria-hidden", "true");
-    const area = document.createElementNS(SVG, "path");
-    area.setAttribute("class", "area");
-    svg.append(area, document.createElementNS(SVG, "path"));
-    row.append(element("span", "stage-name", name), svg, element("span", "value", "–"));
+    const chart = svg("svg", { viewBox: "0 0 100 30", preserveAspectRatio: "none", "aria-hidden": "true" });
+    chart.append(svg("path", { class: "area" }), svg("path"));
+    row.append(element("span", "stage-name", name), chart, element("span", "value", "–"));
     $("timing").append(row);
   }
 }
@@ -685,19 +714,19 @@ function drawTiming() {
   const history = cameras.get(chosen)?.history ?? [];
   const now = performance.now();
   STAGES.forEach(([key], place) => {
-    const [, svg, value] = $("timing").children[place].children;
+    const [, chart, value] = $("timing").children[place].children;
     const points = history.filter(({ at }) => now - at < HISTORY_MS);
     if (!points.length) {
       say(value, "–");
-      for (const path of svg.children) path.setAttribute("d", "");
+      for (const path of chart.children) path.setAttribute("d", "");
       return;
     }
     // One that is much higher than the others would flatten them all; it is cut off.
     const sorted = points.map((each) => each[key]).sort((a, b) => a - b);
     const top = Math.max(0.5, Math.min(sorted.at(-1), 2 * sorted[Math.floor(0.95 * (sorted.length - 1))]));
     const line = points.map((each) => `${(100 - (100 * (now - each.at)) / HISTORY_MS).toFixed(2)} ${(29 - (26 * Math.min(each[key], top)) / top).toFixed(1)}`);
-    svg.lastElementChild.setAttribute("d", `M${line.join("L")}`);
-    svg.firstElementChild.setAttribute("d", `M${line[0].split(" ")[0]} 30L${line.join("L")}L${line.at(-1).split(" ")[0]} 30Z`);
+    chart.lastElementChild.setAttribute("d", `M${line.join("L")}`);
+    chart.firstElementChild.setAttribute("d", `M${line[0].split(" ")[0]} 30L${line.join("L")}L${line.at(-1).split(" ")[0]} 30Z`);
     const last = points.slice(-15).map((each) => each[key]).sort((a, b) => a - b);
     const typical = last[Math.floor(last.length / 2)];
     say(value, typical < 10 ? typical.toFixed(1) : typical.toFixed(0));
@@ -725,13 +754,19 @@ function fullScreen() {
   else $("stage").requestFullscreen();
 }
 
+const PANS = { ArrowLeft: [0.2, 0], ArrowRight: [-0.2, 0], ArrowUp: [0, 0.2], ArrowDown: [0, -0.2] };
+
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, dialog")) return;
   if (/^[1-9]$/.test(event.key)) {
     const name = [...cameras.keys()][Number(event.key) - 1];
     if (name) choose(name);
-  } else if (event.key === "ArrowRight" && cameras.size > 1) step(1);
+  } else if (event.shiftKey && event.key in PANS) pan(...PANS[event.key]);
+  else if (event.key === "ArrowRight" && cameras.size > 1) step(1);
   else if (event.key === "ArrowLeft" && cameras.size > 1) step(-1);
+  else if (event.key === "+" || event.key === "=") zoomBy(1.5);
+  else if (event.key === "-") zoomBy(1 / 1.5);
+  else if (event.key === "0") zoomTo(1, 0, 0);
   else if (event.key.toLowerCase() === "p") pause();
   else if (event.key.toLowerCase() === "f") fullScreen();
   else return;
@@ -759,16 +794,26 @@ matchMedia("(prefers-color-scheme: light)").addEventListener("change", () => {
   readColours();
   if (cameras.get(chosen)) showRoad(cameras.get(chosen));
 });
-new ResizeObserver(() => {
+const resized = new ResizeObserver(() => {
   const camera = cameras.get(chosen);
   if (camera?.bitmap) drawChosen(camera);
-}).observe($("main"));
+});
+resized.observe($("main"));
+resized.observe($("stage"));
 addTiming();
 takeEvents([]);
 document.addEventListener("keydown", onKey);
 document.addEventListener("visibilitychange", look);
 $("pause").addEventListener("click", pause);
 $("full").addEventListener("click", fullScreen);
+$("full").hidden = !document.fullscreenEnabled;
+document.addEventListener("fullscreenchange", look);
+for (const type of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) $("picture").addEventListener(type, onPointer);
+$("picture").addEventListener("wheel", onWheel, { passive: false });
+$("picture").addEventListener("dblclick", (event) => (zoom.by > 1 ? zoomTo(1, 0, 0) : zoomBy(2.5, ...placeOf(event))));
+$("zoom-in").addEventListener("click", () => zoomBy(1.5));
+$("zoom-out").addEventListener("click", () => zoomBy(1 / 1.5));
+$("zoom-reset").addEventListener("click", () => zoomTo(1, 0, 0));
 $("record").addEventListener("click", record);
 $("login-form").addEventListener("submit", logIn);
 $("login").addEventListener("cancel", (event) => event.preventDefault());

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from starlette.applications import Starlette
 
-from edge_server.api.access import AccessRules
+from edge_server.api.access import LOG_SETTINGS, AccessRules
 from edge_server.api.http.page.routes import (
     COOKIE,
     MISTAKE,
@@ -36,6 +37,8 @@ from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.perception import Detections, NetworkFrame
 from edge_server.pipeline.picture_feed import PictureFeed, Sight
 from edge_server.pixels import Image
+from edge_server.process.logs import LogTail
+from edge_server.settings import Restriction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +58,12 @@ def sources(**other: Any) -> PageSources:
 
 
 def ask(
-    page: PageSources, path: str, method: str = "GET", body: bytes = b"", **headers: str
+    page: PageSources,
+    path: str,
+    method: str = "GET",
+    body: bytes = b"",
+    query: str = "",
+    **headers: str,
 ) -> tuple[int, dict[str, str], bytes]:
     """The status, the headers and the body of an answer."""
     named = {"host": "localhost:8000", **{k.replace("_", "-"): v for k, v in headers.items()}}
@@ -64,7 +72,7 @@ def ask(
         "method": method,
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query.encode(),
         "headers": [(k.encode(), v.encode()) for k, v in named.items()],
         "scheme": "http",
         "server": ("127.0.0.1", 8000),
@@ -157,14 +165,15 @@ def test_everything_that_the_page_loads_is_served_with_its_type_and_policy() -> 
     assert "default-src 'none'" in headers["content-security-policy"]
     found = set(re.findall(r'(?:src|href)="([^"]+)"', body.decode()))
     assert found == {"page/icon.svg", "page/page.css", "page/page.js"}
-    modules = re.findall(r'from "\./([^"]+)"', (STATIC / "page.js").read_text())
+    scripts = "".join((STATIC / each).read_text() for each in ("page.js", "lists.js"))
+    modules = set(re.findall(r'from "\./([^"]+)"', scripts))
     for path in (*found, *(f"page/{each}" for each in modules), "favicon.ico"):
         assert ask(page, f"/{path}")[0] == 200, path
     assert ask(page, "/", if_none_match=headers["etag"])[::2] == (304, b"")
 
 
 def test_the_files_name_no_other_host_and_need_no_inline_style_or_script() -> None:
-    for name in ("index.html", "page.css", "page.js", "birds_eye.js"):
+    for name in ("index.html", "page.css", "page.js", "birds_eye.js", "elements.js", "lists.js"):
         text = (STATIC / name).read_text().replace("http://www.w3.org/2000/svg", "")
         assert "://" not in text, name
         assert not re.search(r"style=|onclick=|innerHTML", text), name
@@ -365,6 +374,48 @@ def test_recordings_are_for_readers_and_record_now_for_who_may_control() -> None
     closed = sources(rules=AccessRules("is a control call", {}))
     status, _, body = ask(closed, "/page/recordings", "POST")
     assert (status, json.loads(body)["error"]) == (403, "Record is a control call")
+
+
+VIEWS = ("/page/history/hour", "/page/history/day", "/page/log", "/page/settings")
+
+
+def test_history_log_and_settings_are_for_readers() -> None:
+    page = sources(may_read=lambda token: token == "right")  # noqa: S105  # a test's own
+    for path in VIEWS:
+        assert ask(page, path)[0] == 401, path
+        status, headers, _ = ask(page, path, cookie=f"{COOKIE}=right")
+        assert (status, headers["content-type"]) == (200, "application/json"), path
+
+
+def test_log_and_settings_need_what_triton_s_log_settings_need() -> None:
+    logging_alone = Restriction(("logging",), "triton-grpc-protocol-x", "secret")
+    page = sources(rules=AccessRules("", {LOG_SETTINGS: logging_alone}, what="API"))
+    assert [ask(page, path)[0] for path in VIEWS] == [200, 200, 403, 403]
+    assert b"expecting header" in ask(page, "/page/log")[2]
+
+
+def test_the_log_is_sent_from_the_line_on_that_a_page_names() -> None:
+    tail = LogTail(kept=3)
+    log = logging.Logger("tested")  # of this test alone
+    log.addHandler(tail)
+    page = sources(log=tail)
+    assert json.loads(state_text(page))["log_id"] == 0
+    for number in range(5):
+        log.warning("camera %s: line %s\x1b[2J", "front", number)
+
+    def texts(query: str) -> list[str]:
+        return [
+            text for _, _, _, text in json.loads(ask(page, "/page/log", query=query)[2])["lines"]
+        ]
+
+    whole = [f"camera front: line {number}\\x1b[2J" for number in (2, 3, 4)]
+    assert (
+        texts("") == texts("after=0") == texts("after=abc") == texts("after=" + "9" * 9000) == whole
+    )
+    assert texts("after=4") == whole[2:]
+    assert texts("after=5") == []
+    assert texts("after=77") == whole, "the id of an earlier run of the daemon"
+    assert json.loads(state_text(page))["log_id"] == 5
 
 
 def test_marks_of_the_last_half_second_are_with_the_picture() -> None:
