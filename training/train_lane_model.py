@@ -292,7 +292,10 @@ def make(options: argparse.Namespace, material: Material | None) -> None:
     config = options.out / "config.pbtxt"
     if not config.exists():
         shutil.copyfile(SHIPPED_MODEL / "config.pbtxt", config)
-        shutil.copytree(SHIPPED_MODEL / "configs", options.out / "configs", dirs_exist_ok=True)
+        others = shutil.ignore_patterns("rendered.pbtxt")
+        shutil.copytree(
+            SHIPPED_MODEL / "configs", options.out / "configs", ignore=others, dirs_exist_ok=True
+        )
     export(network, model_file)
     if options.keep:
         network = blend(model_file, options.begin_with, options.keep)

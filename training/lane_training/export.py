@@ -239,8 +239,10 @@ def blend(path: Path, begun: Path, share: float) -> LaneNetwork:
     model = onnx.load(str(path))
     for tensor in model.graph.initializer:
         own = onnx.numpy_helper.to_array(tensor)
-        mixed = share * kept[tensor.name].astype(np.float64) + (1.0 - share) * own
-        tensor.CopyFrom(onnx.numpy_helper.from_array(mixed.astype(own.dtype), tensor.name))
+        # The others are indices.
+        if np.issubdtype(own.dtype, np.floating):
+            mixed = share * kept[tensor.name].astype(np.float64) + (1.0 - share) * own
+            tensor.CopyFrom(onnx.numpy_helper.from_array(mixed.astype(own.dtype), tensor.name))
     beside = path.with_suffix(".new")
     onnx.save(model, str(beside))
     beside.replace(path)
