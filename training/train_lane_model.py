@@ -135,6 +135,13 @@ def arguments() -> argparse.Namespace:
     )
     made = parser.add_argument_group("what is made")
     made.add_argument(
+        "--keep",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="of the weights of --begin-with in the exported ones (default: %(default)g)",
+    )
+    made.add_argument(
         "--out",
         type=Path,
         default=ROOT / "build" / "laneDetect_model",
@@ -160,6 +167,10 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--loaders {options.loaders}: give 1 or more")
     if options.late_layers and options.begin_with is None:
         parser.error("--late-layers: give --begin-with too; random early layers know nothing")
+    if not 0 <= options.keep < 1:
+        parser.error(f"--keep {options.keep:g}: give a share from 0 to less than 1")
+    if options.keep and options.begin_with is None:
+        parser.error("--keep: give --begin-with too")
     for file in (options.notes, options.begin_with):
         if file is not None and not file.is_file():
             parser.error(f"{file}: no such file")
@@ -234,7 +245,7 @@ def make(options: argparse.Namespace, material: Material | None) -> None:
         import torch  # noqa: PLC0415
     except ModuleNotFoundError as error:
         sys.exit(f"train_lane_model: {error}; pip install '.[train,onnxruntime]'")
-    from lane_training.export import export, infer, latency_ms, session, verify  # noqa: PLC0415
+    from lane_training.export import blend, export, infer, latency_ms, session, verify  # noqa: PLC0415
     from lane_training.model_card import Run, measure_model, write_card  # noqa: PLC0415
     from lane_training.network import LaneNetwork  # noqa: PLC0415
     from lane_training.overlays import draw_curves, show_samples, write_overlays  # noqa: PLC0415
@@ -281,8 +292,13 @@ def make(options: argparse.Namespace, material: Material | None) -> None:
     config = options.out / "config.pbtxt"
     if not config.exists():
         shutil.copyfile(SHIPPED_MODEL / "config.pbtxt", config)
-        shutil.copytree(SHIPPED_MODEL / "configs", options.out / "configs", dirs_exist_ok=True)
+        others = shutil.ignore_patterns("rendered.pbtxt")
+        shutil.copytree(
+            SHIPPED_MODEL / "configs", options.out / "configs", ignore=others, dirs_exist_ok=True
+        )
     export(network, model_file)
+    if options.keep:
+        network = blend(model_file, options.begin_with, options.keep)
     images = as_array(rendered_set(VERIFICATION_IMAGES, VERIFICATION_SEED))
     difference = verify(network, model_file, images)
     print(f"{model_file}: {model_file.stat().st_size / 1e6:.2f} MB, differs by {difference:.1g}")
@@ -297,6 +313,7 @@ def make(options: argparse.Namespace, material: Material | None) -> None:
         rate=state.get("rate", options.rate),
         material=material,
         began_with=began_with(state),
+        kept=options.keep,
         device=state.get("device", "the CPU"),
         earlier=learnt_from(state),
         network=network,

@@ -219,6 +219,38 @@ def load_exported(network: LaneNetwork, path: Path) -> list[str]:
     return norms
 
 
+def blend(path: Path, begun: Path, share: float) -> LaneNetwork:
+    """Gives an exported file `share` of the weights of another, and the rest of its own.
+
+    Between the weights that training begins with and those that it ends with lie weights that know
+    both sets of images (Wortsman et al., "Robust fine-tuning of zero-shot models").
+
+    Returns:
+        The network of the file.
+
+    Raises:
+        MaterialError: the other file is not of a network of this shape.
+    """
+    load_exported(LaneNetwork(), begun)
+    kept = {
+        tensor.name: onnx.numpy_helper.to_array(tensor)
+        for tensor in onnx.load(str(begun)).graph.initializer
+    }
+    model = onnx.load(str(path))
+    for tensor in model.graph.initializer:
+        own = onnx.numpy_helper.to_array(tensor)
+        # The others are indices.
+        if np.issubdtype(own.dtype, np.floating):
+            mixed = share * kept[tensor.name].astype(np.float64) + (1.0 - share) * own
+            tensor.CopyFrom(onnx.numpy_helper.from_array(mixed.astype(own.dtype), tensor.name))
+    beside = path.with_suffix(".new")
+    onnx.save(model, str(beside))
+    beside.replace(path)
+    network = LaneNetwork()
+    load_exported(network, path)
+    return network
+
+
 def session(path: Path, threads: int = 2) -> onnxruntime.InferenceSession:
     """ONNX Runtime on the CPU."""
     options = onnxruntime.SessionOptions()

@@ -89,6 +89,7 @@ class Run:
 
     Attributes:
         began_with: what the first weights were.
+        kept: the share of those in the exported ones.
         device: what computed the steps.
         earlier: of each material, in turn: its identity, name and the step it was begun with.
     """
@@ -100,6 +101,7 @@ class Run:
     rate: float
     material: Material | None
     began_with: str
+    kept: float
     device: str
     earlier: list[tuple[str, str, int]]
     network: LaneNetwork
@@ -266,9 +268,14 @@ def _materials(material: Material | None) -> tuple[str, str]:
 
 
 def _earlier(run: Run) -> str:
-    """What the weights learnt from before this material; the table tells of the last one."""
+    """What the weights learnt from before this material, and what was kept of the first ones."""
     lines = [
         f"Steps {step} to {following} learnt from other material: {name}."
         for (_, name, step), (_, _, following) in itertools.pairwise(run.earlier)
     ]
+    if run.kept:
+        lines.append(
+            f"Of the exported weights {100 * run.kept:g} % are those that the run began with, the "
+            "rest the last average."
+        )
     return "".join(f"{line}\n" for line in lines)
