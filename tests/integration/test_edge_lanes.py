@@ -75,7 +75,7 @@ def test_the_programs_of_its_readme_run_in_an_environment_of_its_own(
 ) -> None:
     daemon = start(
         f"--model-repository={ROOT / 'models'}",
-        "--camera=front=synthetic://road?seed=7&fps=10",
+        "--camera=front=synthetic://road?seed=7&fps=2",
         "--camera=absent=/dev/video63",  # which is an event
         "--device-id=truck-7",
         f"--mqtt={mosquitto.host}:{mosquitto.port}",
