@@ -43,8 +43,10 @@ settings.load_profile("quick")
 TIMEOUTS_S = {"long": 3600, "paired": 600}
 
 
-# Under `nohup` a hang-up is ignored, which the processes that tests start would inherit.
+# Under `nohup` a hang-up is ignored, and in a shell's background an interrupt, which the processes
+# that tests start would inherit.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -498,7 +498,6 @@ def compressed_requests(target: Target) -> None:
 
     told = target.at_once(
         [lambda how=how: unary(how) for how in (grpc.Compression.Gzip, grpc.Compression.Deflate)]
-        * 4
     )
     assert all("or set grpc.max_decompressed_bytes" in each for each in told)
     call = target.channel().stream_stream(SERVICE + "ModelStreamInfer")
@@ -541,7 +540,6 @@ ATTACKS = (
     responses_that_nobody_reads,
     calls_that_are_half_sent,
     bodies_that_are_half_sent,
-    large_requests,
     streams_of_large_requests,
     streams_that_nobody_reads,
     damaged_requests,
@@ -559,9 +557,12 @@ def test_the_daemon_goes_on_and_its_socket_answers(
         target.is_well()
 
 
-def test_memory_is_given_back_after_large_requests(target: Target) -> None:
-    with target.round():
-        large_requests(target)
+def test_the_daemon_goes_on_and_gives_memory_back_after_large_requests(target: Target) -> None:
+    for _ in range(ROUNDS):
+        with target.round():
+            large_requests(target)
+        print(f"\nlarge requests: {target}")
+        target.is_well()
     wait_until(
         lambda: target.resident_bytes() - target.rest_bytes <= 200 * MIB,
         TIMEOUT_S,
