@@ -82,7 +82,8 @@ OTHERS = (
     *("/var/log", "/var/lib/systemd", "/var/tmp"),  # noqa: S108 - nothing is written there
 )
 
-pytestmark = pytest.mark.early
+# The first builds and boots; each installation compiles.
+pytestmark = [pytest.mark.early, pytest.mark.timeout(600)]
 
 
 def build(folder: Path, *arguments: str) -> Path:
