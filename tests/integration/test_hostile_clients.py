@@ -143,7 +143,9 @@ class Target:
 
     def is_well(self) -> None:
         assert self.process.popen.poll() is None, self.process.log.read_text()
-        assert not self.failed
+        # What fails is the fault of one attack.
+        failed, self.failed = self.failed, []
+        assert not failed
         assert self.slowest_s < SHALL_ANSWER_WITHIN_S
         assert self.peak_bytes - self.rest_bytes < MOST_MORE_BYTES
         log = self.process.log.read_text()
@@ -156,7 +158,7 @@ class Target:
 
     def _ask(self) -> None:
         live = self._socket.unary_unary(SERVICE + "ServerLive")
-        while not self._done.wait(0.05) and not self.failed:
+        while not self._done.wait(0.05):
             asked_at = time.monotonic()
             try:
                 live(b"", timeout=TIMEOUT_S)
