@@ -77,14 +77,6 @@ make_framework_venv() {
     echo "no PyTorch for the CPU was found: its models are not tested" >&2
 }
 
-# end_jobs: ends what still runs in the background, which Ctrl-C does not reach.
-end_jobs() {
-    local each
-    for each in $(jobs -pr); do
-        kill "$each" 2>/dev/null || true
-    done
-}
-
 # The Debian packages of commands that are missing.
 declare -A absent=()
 

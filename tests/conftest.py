@@ -39,21 +39,21 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
-# By marker: campaigns, and what boots systemd and installs packages in it.
-TIMEOUTS_S = {"long": 3600, "paired": 600}
+# Of a campaign.
+LONG_S = 3600
 
 
-# Under `nohup` a hang-up is ignored, which the processes that tests start would inherit.
+# Under `nohup` a hang-up is ignored, and in a shell's background an interrupt, which the processes
+# that tests start would inherit.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give what takes longer more than the usual time."""
     for item in items:
-        for marker, timeout_s in TIMEOUTS_S.items():
-            if item.get_closest_marker(marker):
-                item.add_marker(pytest.mark.timeout(timeout_s))
-                break
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.timeout(LONG_S))
 
 
 def pytest_collection_finish() -> None:

@@ -54,7 +54,7 @@ def test_lanes_over_grpc_and_on_mqtt_agree_for_the_same_frame(
     config.write_text(
         f'[device]\nid = "tested"\n[repository]\npaths = ["{MODELS}"]\n'
         f'[mqtt]\nhost = "127.0.0.1"\nport = {mosquitto.port}\n'
-        f'[cameras.front]\nuri = "file://{tmp_path}/road?loop=true&fps=10"\n'
+        f'[cameras.front]\nuri = "file://{tmp_path}/road?loop=true&fps=3"\nmax_age_ms = 1000\n'
     )
     subscriber = Subscriber(mosquitto.port, "edge/v1/tested/#")
     try:
@@ -148,7 +148,7 @@ def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_
         f'[device]\nid = "tested"\n[repository]\npaths = ["{MODELS}"]\n'
         'mode = "explicit"\nload = ["lane_detection"]\n'
         f'[mqtt]\nhost = "127.0.0.1"\nport = {mosquitto.port}\n'
-        f'[cameras.front]\nuri = "file://{tmp_path}/road?loop=true&fps=10"\n'
+        f'[cameras.front]\nuri = "file://{tmp_path}/road?loop=true&fps=3"\nmax_age_ms = 1000\n'
     )
     root = "edge/v1/tested"
     lanes, camera = f"{root}/cameras/front/lanes", f"{root}/cameras/front/status"
@@ -158,21 +158,27 @@ def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_
         server = client(process)
         subscriber.wait(lanes, lambda m: m["status"] == "FRAME_STATUS_OK")
         subscriber.wait(camera, lambda m: (m["state"], m["lanes"]) == ("ok", "ok"))
-        assert _metric(process, "edge_camera_lanes_ok") == 1
+        wait_until(lambda: _metric(process, "edge_camera_lanes_ok") == 1, PATIENCE_S)
 
         server.unload_model("lane_detection")
-        frame = subscriber.wait(lanes, lambda m: m["status"] == "FRAME_STATUS_INVALID")
+        # On a busy machine a frame before it may be too old, or under way.
+        frame = subscriber.wait(
+            lanes,
+            lambda m: (
+                m["status"] == "FRAME_STATUS_INVALID"
+                and m["model"] == {"name": "lane_detection", "version": ""}
+            ),
+        )
         assert frame["lanes"] == []
-        assert frame["model"] == {"name": "lane_detection", "version": ""}
         (reason,) = frame["reasons"]
         assert reason.startswith("model_failed: ")
         assert "'lane_detection'" in reason
-        told = subscriber.wait(camera, lambda m: m["lanes"] == "failing")
+        failing = ("failing", "model_failed")
+        told = subscriber.wait(camera, lambda m: (m["lanes"], m["reason"]) == failing)
         assert told["state"] == "ok"
-        assert told["reason"] == "model_failed"
         assert "'lane_detection'" in told["text"]
         subscriber.wait(f"{root}/status", lambda m: m.get("no_lanes") == ["front"])
-        assert _metric(process, "edge_camera_lanes_ok") == 0
+        wait_until(lambda: _metric(process, "edge_camera_lanes_ok") == 0, PATIENCE_S)
         process.wait_for("no lanes: ")
 
         server.load_model("lane_detection")

@@ -93,7 +93,7 @@ def test_a_flashed_board_builds_its_plan_before_lanes_and_reports_it(board: Cont
         lambda: plans["StatusText"].startswith(
             "laneDetect_model: building model.plan with TensorRT 10.3: "
         ),
-        90,
+        180,
     )
     # Lanes start with the plan, for which the unit has asked systemd for more time.
     assert daemon["ActiveState"] == "inactive"

@@ -143,7 +143,9 @@ class Target:
 
     def is_well(self) -> None:
         assert self.process.popen.poll() is None, self.process.log.read_text()
-        assert not self.failed
+        # What fails is the fault of one attack.
+        failed, self.failed = self.failed, []
+        assert not failed
         assert self.slowest_s < SHALL_ANSWER_WITHIN_S
         assert self.peak_bytes - self.rest_bytes < MOST_MORE_BYTES
         log = self.process.log.read_text()
@@ -156,7 +158,7 @@ class Target:
 
     def _ask(self) -> None:
         live = self._socket.unary_unary(SERVICE + "ServerLive")
-        while not self._done.wait(0.05) and not self.failed:
+        while not self._done.wait(0.05):
             asked_at = time.monotonic()
             try:
                 live(b"", timeout=TIMEOUT_S)
@@ -296,9 +298,8 @@ def regions_by_the_thousand(target: Target) -> None:
 
 def objects_that_shrink(target: Target) -> None:
     size = 4 * MIB
-    with shared(size) as key:
+    with registered(target, size) as key:
         path = Path("/dev/shm") / key  # noqa: S108
-        assert target.ask("SystemSharedMemoryRegister", region("r", key, size)) == "OK"
         done = threading.Event()
 
         def shrink_and_grow() -> None:
@@ -312,24 +313,22 @@ def objects_that_shrink(target: Target) -> None:
         done.set()
         shrinking.join()
     assert {each.partition(":")[0] for each in told} <= {"OK", "INVALID_ARGUMENT"}
-    assert target.ask("SystemSharedMemoryUnregister", b"") == "OK"
 
 
 def objects_larger_than_memory(target: Target) -> None:
     size = 2**36
-    with shared(size) as key:
-        assert target.ask("SystemSharedMemoryRegister", region("r", key, size)) == "OK"
+    with registered(target, size):
         assert "grpc.max_message_bytes" in target.infer(in_region("UINT8", "r", size))
         large = in_region("UINT8", "r", LARGE_BYTES)
         told = target.at_once([lambda: target.infer(large, target.channel())] * 12)
-    assert all(each == "OK" or "grpc.max_pending_bytes" in each for each in told)
-    assert target.ask("SystemSharedMemoryUnregister", b"") == "OK"
+    # A response that a busy client does not read in time is cancelled.
+    refused = [each for each in told if each != "OK" and not each.startswith("CANCELLED")]
+    assert all("grpc.max_pending_bytes" in each for each in refused), refused
 
 
 def responses_that_nobody_reads(target: Target) -> None:
     """Their requests have a few bytes: the tensors are in shared memory."""
-    with shared(LARGE_BYTES) as key, ExitStack() as stack:
-        assert target.ask("SystemSharedMemoryRegister", region("r", key, LARGE_BYTES)) == "OK"
+    with registered(target, LARGE_BYTES), ExitStack() as stack:
         large = in_region("UINT8", "r", LARGE_BYTES)
         senders = [half_sender(target, stack, reads=False) for _ in range(24)]
         numbers = []
@@ -340,7 +339,6 @@ def responses_that_nobody_reads(target: Target) -> None:
             time.sleep(0.1)
         for sender, number in zip(senders, numbers, strict=True):
             assert sender.wait_for_end(number)
-        assert target.ask("SystemSharedMemoryUnregister", b"") == "OK"
 
 
 def calls_that_are_half_sent(target: Target) -> None:
@@ -462,6 +460,17 @@ class shared:  # noqa: N801 - reads as a function
         self._path.unlink()
 
 
+@contextmanager
+def registered(target: Target, bytes_: int) -> Iterator[str]:
+    """Such an object as the region `r`, whatever becomes of the attack; its key."""
+    with shared(bytes_) as key:
+        assert target.ask("SystemSharedMemoryRegister", region("r", key, bytes_)) == "OK"
+        try:
+            yield key
+        finally:
+            assert target.ask("SystemSharedMemoryUnregister", b"") == "OK"
+
+
 def region(name: str, key: str, bytes_: int) -> bytes:
     asked = pb.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=bytes_)
     return bytes(asked.SerializeToString())
@@ -498,7 +507,6 @@ def compressed_requests(target: Target) -> None:
 
     told = target.at_once(
         [lambda how=how: unary(how) for how in (grpc.Compression.Gzip, grpc.Compression.Deflate)]
-        * 4
     )
     assert all("or set grpc.max_decompressed_bytes" in each for each in told)
     call = target.channel().stream_stream(SERVICE + "ModelStreamInfer")
@@ -541,7 +549,6 @@ ATTACKS = (
     responses_that_nobody_reads,
     calls_that_are_half_sent,
     bodies_that_are_half_sent,
-    large_requests,
     streams_of_large_requests,
     streams_that_nobody_reads,
     damaged_requests,
@@ -559,9 +566,12 @@ def test_the_daemon_goes_on_and_its_socket_answers(
         target.is_well()
 
 
-def test_memory_is_given_back_after_large_requests(target: Target) -> None:
-    with target.round():
-        large_requests(target)
+def test_the_daemon_goes_on_and_gives_memory_back_after_large_requests(target: Target) -> None:
+    for _ in range(ROUNDS):
+        with target.round():
+            large_requests(target)
+        print(f"\nlarge requests: {target}")
+        target.is_well()
     wait_until(
         lambda: target.resident_bytes() - target.rest_bytes <= 200 * MIB,
         TIMEOUT_S,

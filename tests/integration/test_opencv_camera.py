@@ -162,7 +162,7 @@ def test_a_stream_whose_decoder_would_keep_a_gigabyte_of_pictures_is_refused(
     # On a busy machine the camera's encoder may be late.
     wait_until(
         lambda: "5120 x 3328, more than 16 megapixels; set a lower" in refused(),
-        PATIENCE_S,
+        3 * PATIENCE_S,
         otherwise=refused,
     )
 

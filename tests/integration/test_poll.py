@@ -131,14 +131,16 @@ def test_what_serves_worse_than_what_was_before_is_taken_back(
     )
     shutil.rmtree(server.repository / "m")
     folder.rename(server.repository / "m")
-    end = time.monotonic() + TIMEOUT_S
     told: set[str] = set()
-    while "rolled back" not in server.log:
-        assert time.monotonic() < end, server.log
+
+    def is_rolled_back() -> bool:
         try:
             assert server.answer() == 1
         except InferenceServerException as error:
             told.add(error.message())
+        return "rolled back" in server.log
+
+    wait_until(is_rolled_back, TIMEOUT_S, otherwise=lambda: server.log)
     assert all("as bad as can be" in text for text in told)
     assert server.metric('edge_model_reload_total{result="rolled_back"}') == 1
     assert server.answer() == 1
@@ -155,11 +157,13 @@ def test_what_serves_worse_than_what_was_before_is_taken_back(
     assert "is in quarantine: rolled back: version 1:" in listed
     released = models("release", "m", "--store", store)
     assert "released; the daemon looks at it again" in released
-    end = time.monotonic() + TIMEOUT_S
-    while server.metric('edge_model_reload_total{result="rolled_back"}') != 2:
-        assert time.monotonic() < end, server.log
+
+    def is_rolled_back_again() -> bool:
         with contextlib.suppress(InferenceServerException):
             server.answer()
+        return server.metric('edge_model_reload_total{result="rolled_back"}') == 2
+
+    wait_until(is_rolled_back_again, TIMEOUT_S, otherwise=lambda: server.log)
     assert server.answer() == 1
     swap(server.repository, "m", network(2))
     server.wait_for(2)
@@ -197,12 +201,15 @@ def test_a_predecessor_that_asks_other_models_is_not_asked_again(
     assert server.answer() == 100
     asked = server.metric('nv_inference_request_success{model="other",version="1"}')
     (repository / "m" / "1" / "model.py").write_text(RAISES)
-    end = time.monotonic() + TIMEOUT_S
-    while "model m: rolled back" not in server.log:
-        assert time.monotonic() < end, server.log
+
+    def is_rolled_back() -> bool:
+        nonlocal asked
         with contextlib.suppress(InferenceServerException):
             # That of the predecessor, till the new one serves.
             asked += server.answer() == 100
+        return "model m: rolled back" in server.log
+
+    wait_until(is_rolled_back, TIMEOUT_S, otherwise=lambda: server.log)
     assert "requests failed; before it 0.0% did" in server.log
     assert server.metric('nv_inference_request_success{model="other",version="1"}') == asked
 
@@ -213,10 +220,12 @@ def test_other_instances_are_an_update_in_place(serve: Callable[..., Server]) ->
         server.answer()
     config = server.repository / "m" / "config.pbtxt"
     config.write_text('backend: "onnxruntime" instance_group { count: 3 kind: KIND_CPU }')
-    end = time.monotonic() + TIMEOUT_S
-    while server.client.get_model_config("m").config.instance_group[0].count != 3:
-        assert time.monotonic() < end
+
+    def has_three() -> bool:
         assert server.answer() == 1
+        return bool(server.client.get_model_config("m").config.instance_group[0].count == 3)
+
+    wait_until(has_three, TIMEOUT_S)
     (statistics,) = server.client.get_inference_statistics("m").model_stats
     assert statistics.inference_count >= 10
 
@@ -306,23 +315,25 @@ def test_a_model_comes_and_goes_with_its_directory(serve: Callable[..., Server])
     wait_until(lambda: server.client.is_model_ready("new"))
     assert server.answer("new") == 8
     shutil.rmtree(server.repository / "new")
-    end = time.monotonic() + TIMEOUT_S
-    while server.client.is_model_ready("new"):
+
+    def has_gone() -> bool:
         assert server.answer() == 1
-        assert time.monotonic() < end
+        return not server.client.is_model_ready("new")
+
+    wait_until(has_gone, TIMEOUT_S)
 
 
 def test_a_repository_that_vanishes_unloads_nothing(serve: Callable[..., Server]) -> None:
     server = serve()
     server.repository.rename(server.repository.parent / "away")
-    end = time.monotonic() + TIMEOUT_S
-    while "what is loaded of it serves on" not in server.log:
+
+    def is_logged(words: str) -> bool:
         assert server.answer() == 1
-        assert time.monotonic() < end
+        return words in server.log
+
+    wait_until(lambda: is_logged("what is loaded of it serves on"), TIMEOUT_S)
     server.repository.mkdir()
-    while "holds no model" not in server.log:
-        assert server.answer() == 1
-        assert time.monotonic() < end
+    wait_until(lambda: is_logged("holds no model"), TIMEOUT_S)
     server.repository.rmdir()
     (server.repository.parent / "away").rename(server.repository)
     swap(server.repository, "m", network(2))

@@ -369,31 +369,44 @@ def test_without_a_gpu_the_onnx_file_serves_and_check_says_why() -> None:
     )
 
 
-def test_doctor_names_the_configuration_that_would_serve_in_one_row(
-    on_gpu: Callable[..., None], tmp_path: Path
-) -> None:
+@pytest.fixture
+def row(tmp_path: Path) -> Callable[..., tuple[str, str]]:
+    """Runs `doctor` with these settings: the level of its row of the models, and what it found."""
     config = tmp_path / "config.toml"
-    config.write_text(f'[repository]\npaths = ["{CHECKOUT}/models"]\n')
 
-    def row(*lines: str, **environment: str) -> tuple[str, str]:
+    def run(*lines: str, **environment: str) -> tuple[str, str]:
         config.write_text("\n".join(["[repository]", f'paths = ["{CHECKOUT}/models"]', *lines]))
         done = edge("doctor", "--config", str(config), "--json", **environment)
         (found,) = (each for each in json.loads(done.stdout)["checks"] if each["name"] == "models")
         return found["level"], found["found"]
 
-    level, found = row(LD_LIBRARY_PATH="/nowhere")
-    assert level == "ok"
-    assert found.startswith(
-        "laneDetect_model: config.pbtxt on CPU: configs/tensorrt.pbtxt: there is no GPU: "
-    )
+    return run
+
+
+def test_doctor_names_the_configuration_that_would_serve_in_one_row(
+    on_gpu: Callable[..., None], row: Callable[..., tuple[str, str]]
+) -> None:
     on_gpu("version=10.16.2.1,dla_cores=0")
     level, found = row()
     assert level == "warning"
     assert found.startswith(
         "laneDetect_model: config.pbtxt on CPU: degraded: configs/tensorrt.pbtxt: plan building: "
     )
-    assert refresh(f"--config={config}") == "plans: 0 fit, 1 built"
+    assert refresh(MODELS) == "plans: 0 fit, 1 built"
     assert row() == ("ok", "laneDetect_model: configs/tensorrt.pbtxt on GPU 0")
+
+
+@pytest.mark.long
+def test_doctor_names_what_serves_where_there_is_no_gpu_or_no_nvdla_core(
+    on_gpu: Callable[..., None], row: Callable[..., tuple[str, str]]
+) -> None:
+    level, found = row(LD_LIBRARY_PATH="/nowhere")
+    assert level == "ok"
+    assert found.startswith(
+        "laneDetect_model: config.pbtxt on CPU: configs/tensorrt.pbtxt: there is no GPU: "
+    )
+    on_gpu("version=10.16.2.1,dla_cores=0")
+    assert refresh(MODELS) == "plans: 0 fit, 1 built"
     level, found = row('config_name = "nvdla"')
     assert level == "warning"
     assert found.startswith(

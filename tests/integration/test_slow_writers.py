@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from hashlib import sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -105,10 +104,12 @@ class Delivery:
         name = 'edge_model_reload_total{result="failed"}'
         before = self.server.metric(name)
         write(what)
-        end = time.monotonic() + TIMEOUT_S
-        while self.server.metric(name) == before:
-            assert time.monotonic() < end, self.server.log
+
+        def is_told() -> bool:
             self.answers.add(self.server.answer())
+            return self.server.metric(name) != before
+
+        wait_until(is_told, TIMEOUT_S, otherwise=lambda: self.server.log)
         self.answers.add(self.server.answer())
 
     def loaded(self, number: float) -> None:

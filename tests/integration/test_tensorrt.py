@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -253,11 +252,13 @@ def test_a_plan_is_built_from_the_onnx_file_beside_it_while_the_old_one_serves(
     assert len(list(plans.glob("*/model.plan"))) == 1
     adding(model / "1" / "model.onnx", 2)
     answers, said = {1.0}, {("READY", "")}
-    end = time.monotonic() + 60
-    while 2 not in answers:
-        assert time.monotonic() < end, process.log.read_text()
+
+    def is_new() -> bool:
         said.add(model_states(connected))
         answers.add(asked(connected))
+        return 2 in answers
+
+    wait_until(is_new, 60, otherwise=process.log.read_text)
     assert answers == {1, 2}
     # Which of the percentages were asked for in time is chance.
     assert any(BUILDING.fullmatch(reason) for _, reason in said)
@@ -403,13 +404,13 @@ def test_a_plan_that_cannot_be_built_leaves_what_serves_alone(
     process, connected = follow()
     (model / "1" / "model.new").write_bytes(b"no ONNX file")
     (model / "1" / "model.new").rename(model / "1" / "model.onnx")
-    end = time.monotonic() + 60
-    state, reason = model_states(connected)
-    while "the file is no ONNX model" not in reason:
-        assert time.monotonic() < end, process.log.read_text()
+
+    def state() -> str:
         assert asked(connected) == 1
         state, reason = model_states(connected)
-    assert state == "READY"
+        return state if "the file is no ONNX model" in reason else ""
+
+    assert wait_until(state, 60, otherwise=process.log.read_text) == "READY"
     assert asked(connected) == 1
 
 

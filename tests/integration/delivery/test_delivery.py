@@ -317,15 +317,6 @@ def test_what_the_file_system_refuses_changes_nothing(
     assert (repository / "m/1/weights").read_text() == "old"
 
 
-@pytest.fixture
-def heeding() -> Iterator[None]:
-    """Children heed an interrupt, also where a shell runs the tests in its background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeding")
 def test_interrupted_from_the_keyboard_it_takes_everything_back(
     repository: Path, tmp_path: Path
 ) -> None:

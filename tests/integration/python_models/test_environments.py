@@ -76,9 +76,10 @@ def make_wheel(folder: Path, factor: int) -> None:
 @pytest.fixture
 def another_python() -> tuple[str, str]:
     """A Python of another minor version, with msgspec and numpy, and that version."""
-    for path in sorted(Path(__file__).parents[3].glob(".venv-3.*/bin/python")):
-        if (version := path.parents[1].name.removeprefix(".venv-")) != VERSION:
-            return str(path), version
+    # One that is complete: scripts/test may be about to make another.
+    for path in sorted(Path(__file__).parents[3].glob(".venv-3.*/.installed")):
+        if (version := path.parent.name.removeprefix(".venv-")) != VERSION:
+            return str(path.parent / "bin/python"), version
     pytest.skip("scripts/test has made no environment of another Python")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,12 +12,22 @@ from edge_server.cli.commands import COMMANDS
 from edge_server.cli.main import command_line, run_command
 from edge_server.cli.verbs import Verb
 
+if TYPE_CHECKING:
+    import argparse
+
 ALL = Verb.all_of(COMMANDS)
 VERBS = ["run", "check", *(verb.name for verb in ALL)]
 
 
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    return command_line()
+
+
 @pytest.mark.parametrize("name", VERBS)
-def test_every_verb_has_examples_that_parse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_has_examples_that_parse(
+    name: str, parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         run_command([*name.split(), "--help"])
     _, _, text = capsys.readouterr().out.partition("examples:\n")
@@ -26,7 +37,7 @@ def test_every_verb_has_examples_that_parse(name: str, capsys: pytest.CaptureFix
         words = shlex.split(command.partition(" | ")[0].partition(" > ")[0].partition(" < ")[0])
         words = words[words.index("edge-server") + 1 :]
         assert " ".join(words).startswith(name)
-        arguments, unknown = command_line().parse_known_args(words)
+        arguments, unknown = parser.parse_known_args(words)
         assert not unknown
         assert callable(arguments.verb)
 

@@ -45,7 +45,10 @@ def words() -> set[str]:
     found |= {"loading_gstreamer", "dark", "blurred", "degraded", "ended", "starting"}
     found |= {"rolled_back", "swapped", "removed", "reboot_needed"}
     for file in Path(edge_server.__file__).parent.rglob("*.py"):
-        for call in ast.walk(ast.parse(file.read_bytes())):
+        text = file.read_text()
+        if not any(f"{name}(" in text for name in (*_FIRST, "_fault")) and "reason=" not in text:
+            continue
+        for call in ast.walk(ast.parse(text)):
             if isinstance(call, ast.Call):
                 name = getattr(call.func, "id", "")
                 given = [each.value for each in call.keywords if each.arg == "reason"]
