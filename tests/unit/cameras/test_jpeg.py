@@ -52,10 +52,10 @@ def test_what_is_not_whole_is_damaged(data: bytes, word: str) -> None:
 @pytest.mark.parametrize("filler", [b"\xff", b"\xff\xfe\x00\x02"])
 def test_a_header_without_end_takes_no_time(filler: bytes) -> None:
     data = b"\xff\xd8" + filler * (2**23 // len(filler))
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(ValueError, match=r"header|segments"):
         size_of_jpeg(data)
-    assert time.monotonic() - began < 1.0
+    assert time.thread_time() - began < 1.0
 
 
 def with_scans(width: int, height: int, scans: int) -> bytes:
