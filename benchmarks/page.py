@@ -228,9 +228,10 @@ def reader(port: int, cameras: list[str]) -> Iterator[None]:
     )
     command = [sys.executable, __file__, "--reader", f"{port} {look}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield
-        process.terminate()
-        assert process.stdout is not None
+        try:
+            yield
+        finally:
+            process.terminate()
 
 
 def read_pictures(port_and_look: str) -> None:
