@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.parameters import typed_value
 from edge_server.errors import InvalidRequest, NotFound, Unavailable, Unsupported
-from edge_server.inference.data_plane import NOT_ALLOWED, path_in_model
+from edge_server.inference.data_plane import NOT_ALLOWED, LoadOptions, path_in_model
 from edge_server.inference.request_check import parse_version
 from edge_server.model_config.parse import MAX_CONFIG_BYTES
 from edge_server.process.text import as_utf8
@@ -160,7 +160,7 @@ def load_model(
         else:
             path = path_in_model(key)
             files[path] = typed_value(value, where, "bytes_param")
-    control.load(request.model_name, config=config, files=files, cancellation=cancellation)
+    control.load(request.model_name, LoadOptions(config, files, cancellation=cancellation))
 
 
 def refuse_long_config(size_bytes: int) -> None:

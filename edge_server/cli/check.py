@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from edge_server.api.access import Tokens
 from edge_server.api.certificates import check_certificates
 from edge_server.api.grpc.client import TOKEN, server_name
-from edge_server.api.grpc.side import check_path
+from edge_server.api.grpc.server import check_path
 from edge_server.board.board import Identity
 from edge_server.board.listening import listener, remedy
 from edge_server.cameras.camera import LIVE, Camera

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from edge_server.backends.contract import interrupt
@@ -138,10 +137,31 @@ def _keeps_waiting(entry: ModelEntry) -> bool:
     return entry.state is ModelState.LOADING
 
 
-NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 # Triton's text for every mode without loads on request, polling or not.
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 _FILE = "file:"
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What a request to load a model asks for beside its name.
+
+    Attributes:
+        config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
+        files: `<version>/<name>` → content, instead of the model's directory; with `config`.
+        within: the model that makes the request; empty where a client does. That model may be
+            loading itself, so a load that would wait for it is refused.
+        cancellation: of the request; a load that waits for another one is given up once its request
+            is cancelled, a load that has begun goes on.
+    """
+
+    config: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    within: str = ""
+    cancellation: Cancellation | None = None
+
+
+PLAIN_LOAD = LoadOptions()
 
 
 class ModelControl(Protocol):
@@ -150,24 +170,8 @@ class ModelControl(Protocol):
     @property
     def loads_on_request(self) -> bool: ...
 
-    def load(
-        self,
-        name: str,
-        *,
-        config: str | None = None,
-        files: Mapping[str, bytes] = NO_FILES,
-        within: str = "",
-        cancellation: Cancellation | None = None,
-    ) -> None:
+    def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
         """Load or reload `name` and its dependencies; returns when they are loaded.
-
-        Args:
-            config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
-            files: `<version>/<name>` → content, instead of the model's directory; with `config`.
-            within: the model that makes the request; empty where a client does. That model may be
-                loading itself, so a load that would wait for it is refused.
-            cancellation: of the request; a load that waits for another one is given up once its
-                request is cancelled, a load that has begun goes on.
 
         Raises:
             Cancelled: the request was cancelled before its load began.
@@ -198,15 +202,7 @@ class BoundedControl:
     def loads_on_request(self) -> bool:
         return self._control.loads_on_request
 
-    def load(
-        self,
-        name: str,
-        *,
-        config: str | None = None,
-        files: Mapping[str, bytes] = NO_FILES,
-        within: str = "",
-        cancellation: Cancellation | None = None,
-    ) -> None:
+    def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
         """Raises: Unavailable: the limit of concurrent loads is reached."""
         if not self._places.acquire(blocking=False):
             raise Unavailable(
@@ -214,9 +210,7 @@ class BoundedControl:
                 "one of them is done"
             )
         try:
-            self._control.load(
-                name, config=config, files=files, within=within, cancellation=cancellation
-            )
+            self._control.load(name, options)
         finally:
             self._places.release()
 
@@ -246,7 +240,7 @@ class LiveModels:
         self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
     ) -> None:
         contents = {path_in_model(key): content for key, content in files.items()}
-        self._required().load(name, config=config, files=contents, within=within)
+        self._required().load(name, LoadOptions(config, contents, within))
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
         self._required().unload(name, unload_dependents=unload_dependents)

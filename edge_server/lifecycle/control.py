@@ -20,7 +20,7 @@ from edge_server.errors import (
     Unavailable,
     Unsupported,
 )
-from edge_server.inference.data_plane import NO_FILES, NOT_ALLOWED
+from edge_server.inference.data_plane import NOT_ALLOWED, PLAIN_LOAD, LoadOptions
 from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lifecycle.model_spec import Override, StagedFiles
 from edge_server.lifecycle.updates import Updates
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.updates import Deployments
     from edge_server.repository.store import ModelStore
     from edge_server.repository.verdicts import Verdict
-    from edge_server.requests import Cancellation
 
 log = logging.getLogger(__name__)
 
@@ -137,15 +136,7 @@ class RepositoryControl:
     def loads_on_request(self) -> bool:
         return self._explicit
 
-    def load(
-        self,
-        name: str,
-        *,
-        config: str | None = None,
-        files: Mapping[str, bytes] = NO_FILES,
-        within: str = "",
-        cancellation: Cancellation | None = None,
-    ) -> None:
+    def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
         self._require_explicit()
         name = name.strip()
         if not name:
@@ -157,9 +148,9 @@ class RepositoryControl:
             )
         if not is_model_name(name):
             raise _not_polled(name)
-        override = self._override(name, config, files)
+        override = self._override(name, options)
         try:
-            failures = self._load(name, override, within, cancellation)
+            failures = self._load(name, override, options)
         except NotFound as error:
             raise _not_polled(name) from error
         if failures:
@@ -191,37 +182,33 @@ class RepositoryControl:
         self._loader.close(timeout_s)
         self._private.close()
 
-    def _override(
-        self, name: str, config: str | None, files: Mapping[str, bytes]
-    ) -> Override | None:
-        if config is None:
-            if files:
+    def _override(self, name: str, options: LoadOptions) -> Override | None:
+        if options.config is None:
+            if options.files:
                 text = "Load parameter 'config' must be specified for model file override"
                 raise _not_polled(name, text)
             return None
         try:
-            message = parse_model_config_json(config, name)
+            message = parse_model_config_json(options.config, name)
         except InvalidRequest as error:
             raise _not_polled(name, str(error)) from error
-        if not files:
+        if not options.files:
             return Override(message)
         try:
-            return Override(message, StagedFiles(self._private.path(), name, files))
+            return Override(message, StagedFiles(self._private.path(), name, options.files))
         except OSError as error:
             raise InternalError(
                 f"file parameters cannot be kept: {error}; name another directory in TMPDIR"
             ) from error
 
     def _load(
-        self,
-        name: str,
-        override: Override | None,
-        within: str,
-        cancellation: Cancellation | None,
+        self, name: str, override: Override | None, options: LoadOptions
     ) -> Mapping[str, LoadFailure]:
         failures: Mapping[str, LoadFailure] | None = None
         try:
-            failures = self._loader.load(name, override, within=within, cancellation=cancellation)
+            failures = self._loader.load(
+                name, override, within=options.within, cancellation=options.cancellation
+            )
             return failures
         finally:
             # A loaded model holds the files that it needs.
@@ -372,12 +359,12 @@ class PollControl:
     def loads_on_request(self) -> bool:
         return False
 
-    def load(self, name: str, **_: object) -> None:
-        del name
+    def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
+        del name, options
         raise Unavailable(NOT_ALLOWED)
 
-    def unload(self, name: str, **_: object) -> None:
-        del name
+    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
+        del name, unload_dependents
         raise Unavailable(NOT_ALLOWED)
 
     def unload_idle(self, now: float) -> None:

@@ -261,7 +261,7 @@ class ModelLifecycle:
         elif not built.idle:
             log.info("model %s: READY again, %.0f ms", name, 1e3 * built.took_s)
 
-    def serves(self, model_spec: ModelSpec) -> bool:
+    def is_serving(self, model_spec: ModelSpec) -> bool:
         with self.table.lock:
             return self.table.get(model_spec.name).spec is model_spec and not self.table.over
 
@@ -270,7 +270,7 @@ class ModelLifecycle:
         something else loads."""
         with self.table.lock:
             record = self.table.get(stand_in.name)
-            may = self.serves(stand_in) and record.coming is None
+            may = self.is_serving(stand_in) and record.coming is None
             if may:
                 record.coming = preferred
             return may
@@ -280,7 +280,7 @@ class ModelLifecycle:
         is news."""
         with self.table.lock:
             record = self.table.get(stand_in.name)
-            is_news = self.serves(stand_in) and record.shortfall != text
+            is_news = self.is_serving(stand_in) and record.shortfall != text
             if is_news:
                 record.shortfall = text
                 self.table.publish([record.name])

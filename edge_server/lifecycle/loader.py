@@ -76,7 +76,7 @@ class TakeOver:
     def watch(self, names: Collection[str]) -> None:
         """Take care of those models of `names` that a stand-in serves."""
         for name in names if self._started else ():
-            spec = self._lifecycle.table.serves(name)
+            spec = self._lifecycle.table.serving_spec(name)
             if spec is None or spec.instead_of is None:
                 continue
             with self._lock:
@@ -90,7 +90,7 @@ class TakeOver:
         stays: ModelSpec | None = None
         while True:
             with self._lock:
-                spec = self._lifecycle.table.serves(name)
+                spec = self._lifecycle.table.serving_spec(name)
                 head = None if spec is None or spec is stays else spec.instead_of
                 if spec is None or head is None or self._over.is_set():
                     self._working.discard(name)
@@ -131,7 +131,7 @@ class TakeOver:
                 lifecycle.report_shortfall(stand_in, f"{config}: plan building: {step}")
 
         def why_unwanted() -> str:
-            is_wanted = lifecycle.serves(stand_in) and not self._over.is_set()
+            is_wanted = lifecycle.is_serving(stand_in) and not self._over.is_set()
             return "" if is_wanted else f"model '{name}': what it is prepared for is not served"
 
         if reason := lifecycle.outcomes.why_not(preferred):
@@ -442,7 +442,7 @@ class RepositoryLoader:
             sent = files_in(override.staged.directory)
             sent = replace(sent, holder=override.staged, shown=_SENT / name)
             return self._read(name, sent, override)
-        serving = self.table.serves(name) if override is None else None
+        serving = self.table.serving_spec(name) if override is None else None
         kept = serving if serving is not None and serving.is_overridden else None
         if kept is not None and not named:
             return kept
@@ -478,7 +478,7 @@ class RepositoryLoader:
             log.warning("model %s: its next version has no canary: %s", read.name, why)
         with while_wanted(partial(self._why_unwanted, read, stop, time.monotonic())):
             # What serves on the accelerator serves on while the next version is built for it.
-            serving = self.table.serves(read.name)
+            serving = self.table.serving_spec(read.name)
             waits = serving is not None and not serving.is_degraded
             head = read
             while True:

@@ -423,7 +423,7 @@ class ModelTable:
         self.over = False
         self._records: dict[str, ModelRecord] = {}
 
-    def serves(self, name: str) -> ModelSpec | None:
+    def serving_spec(self, name: str) -> ModelSpec | None:
         """Return the spec of the READY versions of `name`; None if no version is READY."""
         with self.lock:
             return self.get(name).spec

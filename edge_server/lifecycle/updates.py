@@ -464,7 +464,9 @@ class Updates:
         if isinstance(failure.error, GivenUp):
             return  # the later change is reported
         error, name = failure.error, copy.name
-        served = self._table.serves(name) is None and self._store.has_served(name, copy.digest)
+        served = self._table.serving_spec(name) is None and self._store.has_served(
+            name, copy.digest
+        )
         passes = isinstance(error, Unavailable) or (may_pass(error) and served)
         with self._table.lock:
             record, now = self._table[name], time.monotonic()

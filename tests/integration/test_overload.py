@@ -19,14 +19,14 @@ from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.backends.contract import TensorModel
-from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.data_plane import PLAIN_LOAD, DataPlane, LoadOptions
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
 from edge_server.model_config.config import ModelConfig
 from edge_server.settings import Grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from tritonclient.utils import InferenceServerException
 
@@ -194,15 +194,7 @@ class Loads:
     def __init__(self) -> None:
         self.done = threading.Event()
 
-    def load(
-        self,
-        name: str,
-        *,
-        config: str | None = None,
-        files: Mapping[str, bytes] = {},
-        within: str = "",
-        cancellation: object = None,
-    ) -> None:
+    def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
         assert self.done.wait(TIMEOUT_S)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None: ...

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from edge_server.api.grpc.side import channel_options
+from edge_server.api.grpc.server import channel_options
 from edge_server.settings import Grpc
 
 TIMEOUT_S = 60.0

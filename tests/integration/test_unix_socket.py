@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edge_server.api.grpc.side import UnixSocket
+from edge_server.api.grpc.server import UnixSocket
 from edge_server.errors import AlreadyRunning, SettingsError, Unavailable
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.backends.contract import Model, check_parameters, ours
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child import sandbox
+from edge_server.backends.python import sandbox
 from edge_server.backends.python.context import (
     ModelContext,
     ModelLog,

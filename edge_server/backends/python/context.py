@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from edge_server.backends.contract import BackendParameters, ModelMetric, parameters_of
-from edge_server.backends.python.child import sandbox
+from edge_server.backends.python import sandbox
 from edge_server.backends.python.environments import NO_ENVIRONMENT, Environment
 from edge_server.backends.python.messages import Start
 from edge_server.backends.python.shared_memory import MIB

@@ -23,8 +23,8 @@ import edge_server
 from edge_server.backends.contract import Phases
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.calls import ModelCalls
-from edge_server.backends.python.child.sandbox import decide
 from edge_server.backends.python.in_flight import InFlight, ResponsePump, latest_deadline
+from edge_server.backends.python.sandbox import decide
 from edge_server.backends.python.shared_memory import (
     ArenaFull,
     ArenaReader,
@@ -109,7 +109,7 @@ _ROOT = Path(edge_server.__file__).parent.parent
 # That of the daemon's service manager.
 _CREDENTIALS = "CREDENTIALS_DIRECTORY"
 _MAIN = """
-from edge_server.backends.python.child.__main__ import main
+from edge_server.backends.python.child import main
 main(sys.argv[1:])
 """
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

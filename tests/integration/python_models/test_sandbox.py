@@ -13,7 +13,7 @@ import pytest
 from support.processes import is_running
 from support.waiting import wait_until
 
-from edge_server.backends.python.child import sandbox
+from edge_server.backends.python import sandbox
 from edge_server.settings import Python
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def execute(self, requests):
 def call(self, name, *arguments):
     "A system call by its name."
     import ctypes, platform
-    from edge_server.backends.python.child import sandbox as s
+    from edge_server.backends.python import sandbox as s
     tables = {**s.REFUSED, "clone": s.CLONE}
     tables.update({k: v[0] for k, v in {**s.OF_A_PROCESS, **s.REFUSED_VALUES}.items()})
     number = tables[name][s.ARCHITECTURES[platform.machine()].column]

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.errors import InvalidRequest, Unavailable
-from edge_server.inference.data_plane import BoundedControl, LiveModels
+from edge_server.inference.data_plane import PLAIN_LOAD, BoundedControl, LiveModels, LoadOptions
 from edge_server.inference.registry import ModelRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from edge_server.inference.registry import ModelEntry
 
 
@@ -24,16 +22,8 @@ class RecordingControl:
     def __init__(self) -> None:
         self.calls: list[object] = []
 
-    def load(
-        self,
-        name: str,
-        *,
-        config: str | None,
-        files: Mapping[str, bytes],
-        within: str,
-        cancellation: object = None,
-    ) -> None:
-        self.calls.append((name, config, dict(files), within))
+    def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
+        self.calls.append((name, options.config, dict(options.files), options.within))
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
         self.calls.append((name, unload_dependents))
@@ -80,18 +70,10 @@ class BlockedControl:
         self.begun = threading.Semaphore(0)
         self.done = threading.Event()
 
-    def load(
-        self,
-        name: str,
-        *,
-        config: str | None,
-        files: Mapping[str, bytes],
-        within: str,
-        cancellation: object,
-    ) -> None:
+    def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
         self.begun.release()
         assert self.done.wait(10.0)
-        self.calls.append((name, config, dict(files), within))
+        self.calls.append((name, options.config, dict(options.files), options.within))
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
         self.calls.append((name, unload_dependents))
@@ -113,6 +95,6 @@ def test_a_load_too_many_is_refused_at_once_and_unloads_never_are() -> None:
         inner.done.set()
         for each in loads:
             each.result(10.0)
-    control.load("c", within="a")
+    control.load("c", LoadOptions(within="a"))
     assert ("c", None, {}, "a") in inner.calls
     assert ("d", False) in inner.calls

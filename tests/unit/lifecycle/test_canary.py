@@ -207,7 +207,7 @@ def test_a_client_that_sends_what_no_version_makes_sense_of_takes_nothing_back(
 def test_what_is_known_of_one_that_serves_is_on_the_index(world: World) -> None:
     world.load(10)
     world.load(20)
-    lifecycle, model_spec = world.loader.lifecycle, world.table.serves("m")
+    lifecycle, model_spec = world.loader.lifecycle, world.table.serving_spec("m")
     assert model_spec is not None
     lifecycle.report_canary(model_spec, "version 1 is slower")
     assert world.state() == {1: (ModelState.READY, "version 1 is slower")}
@@ -475,13 +475,13 @@ def test_an_ensemble_is_watched_no_longer_than_what_it_uses_is_new(world: World)
     world.load_ensemble("m")
     assert not world.on_trial("e")
     world.load_model("m", 20)
-    model_spec = world.table.serves("m")
+    model_spec = world.table.serving_spec("m")
     assert model_spec is not None
     assert world.on_trial("e")
     assert world.loader.lifecycle.roll_back(model_spec, "slow")
     assert not world.on_trial("e")
     # What it is and what it uses are as they were: there is nothing to go back to.
-    of_e = world.table.serves("e")
+    of_e = world.table.serving_spec("e")
     assert of_e is not None
     assert not world.loader.lifecycle.roll_back(of_e, "slow")
 
@@ -534,7 +534,7 @@ def test_going_back_takes_down_an_ensemble_that_came_later_where_that_is_configu
 ) -> None:
     yielding.load(10, dims="1")
     yielding.load(20, dims="2")
-    model_spec = yielding.table.serves("m")
+    model_spec = yielding.table.serving_spec("m")
     assert model_spec is not None
     yielding.write_model("e", ENSEMBLE.format(2))
     assert yielding.loader.load("e") == {}
@@ -548,7 +548,7 @@ def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(
 ) -> None:
     world.load(10, dims="1")
     world.load(20, dims="2")
-    model_spec = world.table.serves("m")
+    model_spec = world.table.serving_spec("m")
     assert model_spec is not None
     world.write_model("e", ENSEMBLE.format(2))
     assert world.loader.load("e") == {}
@@ -564,7 +564,7 @@ def test_what_would_break_an_ensemble_that_came_later_is_not_gone_back_to(
 
 def test_what_is_not_in_a_canary_cannot_be_gone_back_from(world: World) -> None:
     world.load(10)
-    first = world.table.serves("m")
+    first = world.table.serving_spec("m")
     assert first is not None
     assert not world.loader.lifecycle.roll_back(first, "slow")
     world.load(20)
@@ -577,7 +577,7 @@ def test_a_load_that_is_under_way_survives_a_roll_back(
 ) -> None:
     world.load(10)
     world.load(NAN)
-    model_spec = world.table.serves("m")
+    model_spec = world.table.serving_spec("m")
     assert model_spec is not None
     held = gate("m")
     loading = threading.Thread(target=world.load, args=(30,))

@@ -214,7 +214,7 @@ class Machine(RuleBasedStateMachine):
     @rule(passes=st.booleans())
     def judge(self, passes: bool) -> None:
         lifecycle, table = self.board.loader.lifecycle, self.board.table
-        spec = table.serves("m")
+        spec = table.serving_spec("m")
         assert spec is not None
         if passes:
             with table.lock:

@@ -12,6 +12,7 @@ from unit.lifecycle.board import CONFIG, MAY_BREAK, Board
 from unit.lifecycle.control.world import COUNTED, INT32, READY, World, ensemble
 
 from edge_server.errors import ModelConfigError
+from edge_server.inference.data_plane import LoadOptions
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.lifecycle import ModelLifecycle
@@ -88,10 +89,10 @@ def test_a_configuration_that_a_client_sends_allows_it_too(
         message = text_format.Parse(f'name: "m" {text}', pb.ModelConfig())
         config = json_format.MessageToJson(message)
         if works:
-            world.control.load("m", config=config)
+            world.control.load("m", LoadOptions(config=config))
         else:
             with pytest.raises(ModelConfigError, match="would break those who call it"):
-                world.control.load("m", config=config)
+                world.control.load("m", LoadOptions(config=config))
     # What a client sent serves until it is unloaded, whatever it was.
     world.control.unload("m")
     world.control.load("m")

@@ -346,7 +346,7 @@ def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(
 ) -> None:
     bench.changed("m", COUNTED, "7")
     bench.changed("m", COUNTED, "8")
-    begun, model_spec = counted.loads["m"], bench.deployments.table.serves("m")
+    begun, model_spec = counted.loads["m"], bench.deployments.table.serving_spec("m")
     assert model_spec is not None
 
     def changes() -> Iterator[Change]:
@@ -383,7 +383,7 @@ def test_the_quarantine_is_on_the_disk_before_anybody_can_know_of_the_rollback(
         bench.deployments, "rolled_back", lambda _: bench.changed("e", ENSEMBLE, "")
     )
     begun = counted.loads["m"]
-    model_spec = table.serves("m")
+    model_spec = table.serving_spec("m")
     assert model_spec is not None
     assert bench.loader.lifecycle.roll_back(model_spec, "slow")
     assert (counted.loads["m"], bench.ask("e")) == (begun, 7)
@@ -409,7 +409,7 @@ def test_a_member_that_is_removed_while_its_ensemble_is_read_does_not_serve(
     monkeypatch.setattr(bench.loader.lifecycle, "begin", begin_late)
     bench.changed("e", ENSEMBLE, "")
     table = bench.deployments.table
-    assert (table.serves("m"), table.serves("e")) == (None, None)
+    assert (table.serving_spec("m"), table.serving_spec("e")) == (None, None)
     bench.changed("m", COUNTED, "8")
     assert bench.ask("e") == 8
 

@@ -22,7 +22,7 @@ from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.http.rest.api import NOTHING, Answer, as_json
 from edge_server.api.shared_memory import allowed
 from edge_server.errors import InternalError, InvalidRequest, NotFound
-from edge_server.inference.data_plane import path_in_model
+from edge_server.inference.data_plane import LoadOptions, path_in_model
 from edge_server.model_config.parse import config_json
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def load(api: RestApi, call: RestCall) -> Answer:
             files[path_in_model(key)] = fields.load_value(key, value, bytes)
         else:
             raise InternalError("unexpected error on creating Triton parameter")
-    loading(api.control).load(call.model, config=config, files=files, cancellation=call.connection)
+    options = LoadOptions(config, files, cancellation=call.connection)
+    loading(api.control).load(call.model, options)
     return NOTHING
 
 

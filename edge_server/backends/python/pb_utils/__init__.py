@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_server.backends.python.child.link import here
+from edge_server.backends.python.link import here
 from edge_server.backends.python.messages import SEQUENCE_END, SEQUENCE_START
 from edge_server.backends.python.pb_utils import requests, server, tensor
 from edge_server.backends.python.pb_utils.tensor import DATA_TYPES, type_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child.link import daemon, replying_daemon
+from edge_server.backends.python.link import daemon, replying_daemon
 from edge_server.backends.python.pb_utils.tensor import (
     PbTensor,
     TritonError,
@@ -34,7 +34,7 @@ from edge_server.tensors import DataType
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from edge_server.backends.python.child.link import DaemonLink
+    from edge_server.backends.python.link import DaemonLink
     from edge_server.backends.python.shared_memory import ArenaWriter
 
 COMPLETE_FINAL = 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child.link import daemon, replying_daemon
+from edge_server.backends.python.link import daemon, replying_daemon
 from edge_server.backends.python.pb_utils.tensor import TritonModelException, printable, text
 from edge_server.backends.python.shared_memory import ArenaFull, pack_for_daemon, take_back
 from edge_server.tensors import DataType

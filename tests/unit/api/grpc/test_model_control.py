@@ -11,8 +11,7 @@ from edge_server.api.control_calls import load_model, loading, unload_model
 from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from edge_server.inference.data_plane import LoadOptions
     from edge_server.inference.registry import ModelEntry
 
 
@@ -24,10 +23,8 @@ class Notes:
     def __init__(self) -> None:
         self.calls: list[object] = []
 
-    def load(
-        self, name: str, *, config: str | None, files: Mapping[str, bytes], cancellation: object
-    ) -> None:
-        self.calls.append((name, config, dict(files)))
+    def load(self, name: str, options: LoadOptions) -> None:
+        self.calls.append((name, options.config, dict(options.files)))
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
         self.calls.append((name, unload_dependents))

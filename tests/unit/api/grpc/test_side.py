@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.api.grpc.side import channel_options
+from edge_server.api.grpc.server import channel_options
 from edge_server.settings import Grpc
 
 TIMEOUT_S = 20.0

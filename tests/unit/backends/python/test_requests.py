@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_server.backends.python import pb_utils
-from edge_server.backends.python.child.link import here
+from edge_server.backends.python.link import here
 from edge_server.backends.python.pb_utils.requests import (
     InferenceRequest,
     InferenceResponse,

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from edge_server.backends.python.child.sandbox import (
+from edge_server.backends.python.sandbox import (
     ARCHITECTURES,
     CLONE,
     OF_A_PROCESS,

@@ -9,6 +9,7 @@ import pytest
 from unit.lifecycle.control.world import COUNTED, TIMEOUT_S, World, ensemble, set_number
 
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
+from edge_server.inference.data_plane import LoadOptions
 from edge_server.repository import content
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def test_a_configuration_of_the_clients_serves_until_the_model_is_unloaded(
     set_number(model, 2, version=2)
     override = {**OVERRIDE, "version_policy": {"specific": {"versions": [1]}}}
     for _ in range(2):
-        world.control.load("m", config=json.dumps(override))
+        world.control.load("m", LoadOptions(config=json.dumps(override)))
         assert world.registry.snapshot.ready_versions("m") == [1]
     world.control.load("m")
     assert world.registry.snapshot.ready_versions("m") == [1]
@@ -50,7 +51,7 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
 ) -> None:
     model = write_model("m", COUNTED)
     set_number(model, 1)
-    world.control.load("m", config=json.dumps(OVERRIDE), files={"7/add": b"5"})
+    world.control.load("m", LoadOptions(config=json.dumps(OVERRIDE), files={"7/add": b"5"}))
     assert world.registry.snapshot.ready_versions("m") == [7]
     assert world.ask("m") == 5
     (root,) = roots(world)
@@ -64,7 +65,9 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
     assert world.registry.wait_closed(TIMEOUT_S)
     assert not clients.exists()
     deep = "1/" + "/".join(letter * 200 for letter in "abc")
-    world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3", deep: b""})
+    world.control.load(
+        "new", LoadOptions(config=json.dumps(OVERRIDE), files={"1/add": b"3", deep: b""})
+    )
     assert world.ask("new") == 3
     world.control.close(TIMEOUT_S)
     assert not root.exists()
@@ -73,7 +76,7 @@ def test_files_of_the_clients_stand_for_the_whole_directory_as_long_as_they_serv
 def test_files_for_which_there_is_no_directory_are_refused_with_the_remedy(world: World) -> None:
     world.control._private.path().rmdir()
     with pytest.raises(InternalError, match=r"cannot be kept: .*another directory in TMPDIR"):
-        world.control.load("m", config=json.dumps(OVERRIDE), files={"1/add": b"5"})
+        world.control.load("m", LoadOptions(config=json.dumps(OVERRIDE), files={"1/add": b"5"}))
 
 
 def test_a_plain_load_ends_an_override_with_files_and_one_of_files_that_have_changed(
@@ -81,19 +84,19 @@ def test_a_plain_load_ends_an_override_with_files_and_one_of_files_that_have_cha
 ) -> None:
     model = write_model("m", COUNTED)
     set_number(model, 1)
-    world.control.load("m", config=json.dumps(OVERRIDE), files={"7/add": b"5"})
+    world.control.load("m", LoadOptions(config=json.dumps(OVERRIDE), files={"7/add": b"5"}))
     world.control.load("m")
     assert world.registry.snapshot.ready_versions("m") == [1]
     set_number(model, 2, version=2)
     override = {**OVERRIDE, "version_policy": {"specific": {"versions": [1]}}}
-    world.control.load("m", config=json.dumps(override))
+    world.control.load("m", LoadOptions(config=json.dumps(override)))
     world.control.load("m")
     assert world.registry.snapshot.ready_versions("m") == [1]
     set_number(model, 33, version=2)
     world.control.load("m")
     assert world.registry.snapshot.ready_versions("m") == [2]
     assert world.ask("m") == 33
-    world.control.load("new", config=json.dumps(OVERRIDE), files={"1/add": b"3"})
+    world.control.load("new", LoadOptions(config=json.dumps(OVERRIDE), files={"1/add": b"3"}))
     with pytest.raises(InternalError, match="failed to poll from model repository"):
         world.control.load("new")
     assert world.ask("new") == 3
@@ -113,12 +116,12 @@ def test_a_plain_load_copies_a_model_once(
         return copy_model(tree, place)
 
     model = write_model("m", COUNTED)
-    world.control.load("m", config=json.dumps(OVERRIDE))
+    world.control.load("m", LoadOptions(config=json.dumps(OVERRIDE)))
     set_number(model, 2)
     monkeypatch.setattr(content, "copy_model", count_and_copy)
     world.control.load("m")
     assert copied == ["m"]
-    world.control.load("m", config=json.dumps(OVERRIDE), files={"7/add": b"5"})
+    world.control.load("m", LoadOptions(config=json.dumps(OVERRIDE), files={"7/add": b"5"}))
     set_number(model, 3)
     world.control.load("m")
     assert copied == ["m", "m"]
@@ -129,7 +132,7 @@ def test_an_ensemble_leaves_an_overridden_member_as_it_is(
     world: World, write_model: WriteModel, counted: CountedBackend
 ) -> None:
     write_model("e", ensemble("m"))
-    world.control.load("m", config=json.dumps(OVERRIDE), files={"1/add": b"5"})
+    world.control.load("m", LoadOptions(config=json.dumps(OVERRIDE), files={"1/add": b"5"}))
     world.control.load("e")
     assert world.ask("e", tensor="x") == 5
 
@@ -175,7 +178,7 @@ def test_an_override_that_is_wrong_is_reported_and_what_serves_stays(
     set_number(write_model("m", COUNTED), 2)
     world.control.load("m")
     with pytest.raises((InvalidRequest, ModelConfigError, InternalError), match=says):
-        world.control.load("m", config=config, files=files)
+        world.control.load("m", LoadOptions(config=config, files=files))
     assert world.ask("m") == 2
 
 
@@ -186,7 +189,7 @@ def test_of_a_configuration_that_is_wrong_little_is_kept(
     write_model("m", COUNTED)
     world.control.load("m")
     with pytest.raises((ModelConfigError, InternalError)):
-        world.control.load("m", config=json.dumps({"backend": "x" * 100_000}))
+        world.control.load("m", LoadOptions(config=json.dumps({"backend": "x" * 100_000})))
     (entry,) = world.control.index(only_ready=False)
     assert 0 < len(entry.reason) <= 4000
 
@@ -195,7 +198,7 @@ def test_a_failed_load_leaves_none_of_the_clients_files(
     world: World, counted: CountedBackend
 ) -> None:
     with pytest.raises(ModelConfigError, match="load failed for model 'm'"):
-        world.control.load("m", config=json.dumps(OVERRIDE), files={"1/add": b"-1"})
+        world.control.load("m", LoadOptions(config=json.dumps(OVERRIDE), files={"1/add": b"-1"}))
     (root,) = roots(world)
     assert not list(root.iterdir())
 

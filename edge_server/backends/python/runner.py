@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.child.link import here
+from edge_server.backends.python.link import here
 from edge_server.backends.python.pb_utils.requests import (
     InferenceRequest,
     InferenceResponse,
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Mapping, Sequence
 
-    from edge_server.backends.python.child.link import DaemonLink
+    from edge_server.backends.python.link import DaemonLink
 
 _CLASS = "TritonPythonModel"
 _READY_S = 5.0
 # Frames of these directories are C++ in Triton: tracebacks leave them out.
-_OURS = str(Path(__file__).parent.parent)
+_OURS = str(Path(__file__).parent)
 _MAY_BE_BROUGHT = (
     "; name it in a requirements.txt beside the model's file, of which `edge-server models env` "
     "makes what the model imports"

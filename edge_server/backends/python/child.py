@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.python.child import sandbox
+from edge_server.backends.python import sandbox
 from edge_server.backends.python.messages import LONGEST_FROM_CHILD_BYTES, FromDaemon, Start
 from edge_server.process.child import Channel, ChannelClosed
 from edge_server.process.in_child import end_with_parent
@@ -118,8 +118,8 @@ def _run(
     refused: str,
 ) -> None:
     # These imports start threads, which must be in the sandbox too.
-    from edge_server.backends.python.child import link as links  # noqa: PLC0415
-    from edge_server.backends.python.child.runner import ModelRunner  # noqa: PLC0415
+    from edge_server.backends.python import link as links  # noqa: PLC0415
+    from edge_server.backends.python.runner import ModelRunner  # noqa: PLC0415
     from edge_server.backends.python.shared_memory import (  # noqa: PLC0415
         ArenaReader,
         ArenaWriter,

@@ -1,2 +1,0 @@
-"""What runs in a model's process: `__main__` closes it off (`sandbox`) and starts the
-runner."""
