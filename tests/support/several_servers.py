@@ -47,10 +47,17 @@ class Servers:
         process.wait_for("READY=1")
         return process
 
-    def restart(self, number: int) -> None:
+    def stop(self, number: int) -> None:
         assert self.running[number].terminate() == 0
         self.running[number].close()
+
+    def start(self, number: int) -> None:
+        """Return when it is ready."""
         self.running[number] = self._start(number)
+
+    def restart(self, number: int) -> None:
+        self.stop(number)
+        self.start(number)
 
     def close(self) -> None:
         for each in self.running:
@@ -80,9 +87,7 @@ class Nginx:
         }.items():
             assert old in text, f"nginx.conf has no {old}"
             text = text.replace(old, new)
-        self._before, line, rest = text.partition("        server 127.0.0.1:8101")
-        self._line = line + rest.partition("\n")[0]
-        self._after = rest.partition("127.0.0.1:8102")[2].partition("\n")[2]
+        self._text = text
         self.ports = ports
         self._write(())
         self._process = subprocess.Popen(
@@ -92,11 +97,15 @@ class Nginx:
         wait_until(self._listens, otherwise=self._log.read_text)
 
     def _write(self, without: tuple[int, ...]) -> None:
-        lines = [
-            self._line.replace("8101", str(port)).replace(";", " down;" if port in without else ";")
-            for port in self.ports
-        ]
-        self._config.write_text("\n".join([self._before.rstrip(), *lines, self._after]))
+        lines = []
+        for line in self._text.splitlines():
+            if "server 127.0.0.1:8101" in line:
+                for port in self.ports:
+                    end = " down;" if port in without else ";"
+                    lines.append(line.replace("8101", str(port)).replace(";", end))
+            elif "server 127.0.0.1:8102" not in line:
+                lines.append(line)
+        self._config.write_text("\n".join(lines))
 
     def _listens(self) -> bool:
         with suppress(OSError):
