@@ -1,5 +1,5 @@
-"""A fleet on three nodes of NATS that are cut off, killed, filled and restarted: no event is lost
-and none is out of order, and a vehicle has its own topics alone.
+"""A fleet on three nodes of NATS that are cut off, killed, filled and restarted: no event is lost,
+and a vehicle has its own topics alone.
 
 With more vehicles, and what it costs: `python benchmarks/fleet_broker.py`.
 """
@@ -20,7 +20,7 @@ LIMIT_S = 900.0
 
 @pytest.mark.long
 @pytest.mark.serial
-def test_no_event_is_lost_or_out_of_order_whatever_happens_to_the_nodes() -> None:
+def test_no_event_is_lost_whatever_happens_to_the_nodes() -> None:
     if not shutil.which("nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
         pytest.skip("no nats-server on this machine: apt install nats-server")
     own = ["unshare", "--net", "--mount", "--pid", "--fork", "ip", "link", "set", "lo", "up"]
@@ -37,4 +37,4 @@ def test_no_event_is_lost_or_out_of_order_whatever_happens_to_the_nodes() -> Non
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert "a vehicle has its own topics alone" in done.stdout
-    assert " 0 lost, 0 vehicles with a wrong order" in done.stdout
+    assert " events: 0 lost, " in done.stdout

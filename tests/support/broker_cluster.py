@@ -45,7 +45,7 @@ def isolated() -> None:
 
 
 def users(names: Iterable[str]) -> str:
-    """Return users.conf: what fleet.acl says, in NATS's words."""
+    """Return nats_users.conf: what fleet.acl says, in NATS's words."""
     lines = [
         f'  {{user: "CN={name}", permissions: {{publish: "edge.v1.{name}.>", '
         f'subscribe: ["edge.v1.{name}", "edge.v1.{name}.>", "$MQTT.sub.>"]}}}}'
@@ -76,7 +76,7 @@ class Node:
         self.store.mkdir(parents=True)
         size = f"size={_STORE_MIB}m"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", self.store], check=True)
-        (self._folder / "users.conf").write_text(users(vehicles) if tls else "")
+        (self._folder / "nats_users.conf").write_text(users(vehicles) if tls else "")
         text = (RECIPES / "nats.conf").read_text()
         # A node calls itself, in vain, and those after it: a route ends at the later one's address.
         routes = [f'"nats://10.77.0.{later}:6222"' for later in range(number, len(NODES) + 1)]
@@ -109,13 +109,13 @@ class Node:
                 ["nats-server", "-c", str(self._config)], stdout=log, stderr=log
             )
 
-    def end(self, number: int = signal.SIGTERM) -> None:
+    def end(self, number: int = signal.SIGTERM, within_s: float = STOP_S) -> None:
         """Send that signal and wait for the end; a node that hangs is killed, as systemd does."""
         if self.process is not None:
             self._cpu_s = self.cpu_s()
             self.process.send_signal(number)
             try:
-                self.process.wait(STOP_S)
+                self.process.wait(within_s)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

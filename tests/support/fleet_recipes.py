@@ -48,7 +48,8 @@ def bridge_lines(vehicle: str, folder: Path, nodes: list[str], certificates: str
     folder.mkdir()
     text = "".join((RECIPES / f"{name}.conf").read_text() for name in ("vehicle", "vehicle_lanes"))
     text = re.sub("(?m)^(address fleet|bridge_protocol_version mqttv50|listener).*\n", "", text)
-    text = re.sub("(?m)^# (?=(address|round_robin|bridge_prot\\w+|try_private) )", "", text)
+    of_nats = "address|round_robin|bridge_protocol_version|try_private"
+    text = re.sub(f"(?m)^# (?=({of_nats}) )", "", text)
     for old, new in {
         "/var/lib/mosquitto/": f"{folder}/",
         "n1.fleet.example:8883 n2.fleet.example:8883 n3.fleet.example:8883": " ".join(nodes),
