@@ -82,7 +82,7 @@ def recorded_lanes(path: Path) -> None:
         for frame, outputs in enumerate(found)
         for name in ("points", "scores")
     }
-    np.savez(path, **arrays)  # type: ignore[arg-type]
+    np.savez(path, **arrays)
 
 
 class Reader:

@@ -89,7 +89,7 @@ class Vehicle:
             stderr=subprocess.DEVNULL,
         )
         self.log = EventLog(folder / "events.db")
-        mqtt = Mqtt("127.0.0.1", port, payload=order.payload)  # type: ignore[arg-type]
+        mqtt = Mqtt("127.0.0.1", port, payload=order.payload)
         identity = Identity(self.name, "0", "boot", f"edge-{self.name}")
         self.publisher = Publisher(mqtt, identity, events=self.log)
         self.log.worker.start()
