@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge_server.board.identity import Identity
+from edge_server.board.board import Identity
 from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.event_log import Event, EventLog
