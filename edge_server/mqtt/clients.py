@@ -145,7 +145,8 @@ def read_retained(mqtt: Mqtt, filters: Sequence[str], quiet_s: float) -> dict[st
         else:
             client.subscribe([(each, 0) for each in filters])
 
-    client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    # Brokers of clusters that speak no MQTT 5 are read, too.
+    client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv311)
     client.on_message, client.on_subscribe, client.on_connect = take, note, connected
     try:
         if mqtt.username is not None:

@@ -3,8 +3,12 @@ vehicle has the topics of its own name alone, and the cluster's runtime is what 
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import ssl
+import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +186,61 @@ def test_a_client_without_a_certificate_of_the_fleet_is_kept_out(
     client.loop_start()
     assert refused.wait(WAIT_S)
     client.loop_stop()
+
+
+def test_prometheus_gets_the_vehicles_that_the_broker_knows(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    client.connect(mosquitto.host, mosquitto.port)
+    client.loop_start()
+    for vehicle, state in (("truck-7", "online"), ("truck-8", "offline"), ('"x', "online")):
+        payload = f'{{"state":"{state}","version":"0"}}'
+        client.publish(f"edge/v1/{vehicle}/status", payload, 1, retain=True).wait_for_publish(
+            WAIT_S
+        )
+    client.disconnect()
+    client.loop_stop()
+    file = tmp_path / "vehicles.json"
+
+    def write_targets() -> int:
+        return subprocess.run(
+            [
+                *(RECIPES / "targets", file, "proxy.example:443/DEVICE/metrics"),
+                *("-h", mosquitto.host, "-p", str(mosquitto.port)),
+            ],
+            env={**os.environ, "SECONDS_TO_READ": "1"},
+            check=False,
+        ).returncode
+
+    assert write_targets() == 0
+    found = json.loads(file.read_text())
+    assert found == [
+        {
+            "targets": [f"proxy.example:443/{vehicle}/metrics"],
+            "labels": {"vehicle": vehicle, "said": said},
+        }
+        for vehicle, said in (("truck-7", "online"), ("truck-8", "offline"))
+    ]
+    mosquitto.kill()
+    assert write_targets() != 0
+    assert json.loads(file.read_text()) == found
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["mosquitto.conf", file.name]
+
+
+@pytest.mark.skipif(
+    not shutil.which("promtool"), reason="no Prometheus on this machine: apt install prometheus"
+)
+def test_the_fleets_rules_are_valid_and_alert(tmp_path: Path) -> None:
+    for example in (RECIPES, RECIPES.parent / "observability"):
+        shutil.copytree(example, tmp_path / example.name)
+    folder = tmp_path / RECIPES.name
+    (folder / "vehicles.json").write_text("[]")
+    for command in (
+        ("check", "config", "prometheus.yml"),
+        ("test", "rules", "fleet_rules_test.yml"),
+    ):
+        subprocess.run(["promtool", *command], cwd=folder, check=True, timeout=WAIT_S)
 
 
 def test_the_runtime_has_the_fields_that_kserve_requires() -> None:

@@ -1,10 +1,11 @@
-"""Two servers behind gRPC's own load balancing, as docs/fleet.md has it: a rolling restart of both
-fails no call. The balancer is that of the client; none stands between."""
+"""Several servers behind gRPC's own load balancing, as docs/fleet.md has it, and behind nginx: a
+rolling restart fails no call, sequences stay on one server, and shared memory is each one's."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +14,16 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.adding_models import build, network
-from support.daemon_process import Process
-from support.free_ports import free_ports
+from support.several_servers import Nginx, Servers
 from support.waiting import wait_until
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, shared_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-DOC = Path(__file__).parents[2] / "docs/fleet.md"
+ROOT = Path(__file__).parents[2]
+DOC = ROOT / "docs/fleet.md"
+SEQUENCES = ROOT / "examples/models/simple_sequence"
 WAIT_S = 60.0
 
 
@@ -31,74 +33,184 @@ def service_config() -> str:
     return json.dumps(json.loads(block))
 
 
-class Servers:
-    """Daemons with one model each, which adds the number of its server."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.ports = free_ports(2)
-        self.running: list[Process] = []
-        for number in range(2):
-            build(folder / f"{number}/models/m", network(number))
-            self.running.append(self._start(number))
-
-    def _start(self, number: int) -> Process:
-        folder = self._folder / str(number)
-        process = Process(
-            folder, f"--model-repository={folder / 'models'}", f"--grpc-port={self.ports[number]}"
-        )
-        process.wait_for("READY=1")
-        return process
-
-    def restart(self, number: int) -> None:
-        assert self.running[number].terminate() == 0
-        self.running[number].close()
-        self.running[number] = self._start(number)
-
-
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[Servers]:
-    found = Servers(tmp_path)
-    yield found
-    for each in found.running:
+def start_servers(tmp_path: Path) -> Iterator[Callable[[int], Servers]]:
+    """Starts so many servers, each with a model that adds the server's number, and sequences."""
+    made: list[Servers] = []
+
+    def build_repository(folder: Path, number: int) -> None:
+        build(folder / "m", network(number))
+        shutil.copytree(SEQUENCES, folder / SEQUENCES.name)
+
+    def start(count: int) -> Servers:
+        made.append(Servers(tmp_path, count, build_repository))
+        return made[-1]
+
+    yield start
+    for each in made:
         each.close()
 
 
-def test_a_rolling_restart_fails_no_call(servers: Servers) -> None:
-    target = ",".join(f"127.0.0.1:{port}" for port in servers.ports)
-    client = triton.InferenceServerClient(
-        f"ipv4:{target}", channel_args=[("grpc.service_config", service_config())]
-    )
-    x = triton.InferInput("x", [1], "FP32")
-    x.set_data_from_numpy(np.zeros(1, np.float32))
-    answers: list[float] = []
-    failures: list[Exception] = []
-    over = threading.Event()
+@pytest.fixture
+def start_nginx(tmp_path: Path) -> Iterator[Callable[[Servers], Nginx]]:
+    made: list[Nginx] = []
 
-    def call() -> None:
-        while not over.is_set():
+    def start(servers: Servers) -> Nginx:
+        made.append(Nginx(tmp_path / "nginx", servers.ports))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+class Calls:
+    """Calls of four threads that go on until `end`.
+
+    Attributes:
+        answers: the numbers of the servers that answered.
+    """
+
+    def __init__(self, target: str, config: str) -> None:
+        self.answers: list[float] = []
+        self._failures: list[Exception] = []
+        self._over = threading.Event()
+        self._client = triton.InferenceServerClient(
+            target, channel_args=[("grpc.service_config", config)]
+        )
+        self._threads = [threading.Thread(target=self._call) for _ in range(4)]
+        for thread in self._threads:
+            thread.start()
+
+    def _call(self) -> None:
+        x = triton.InferInput("x", [1], "FP32")
+        x.set_data_from_numpy(np.zeros(1, np.float32))
+        while not self._over.is_set():
             try:
-                answers.append(float(client.infer("m", [x]).as_numpy("y")[0]))
+                self.answers.append(float(self._client.infer("m", [x]).as_numpy("y")[0]))
             except InferenceServerException as error:
-                failures.append(error)
+                self._failures.append(error)
 
-    def both_answer() -> None:
-        """Wait until both servers have answered once more."""
-        begin = len(answers)
-        wait_until(lambda: {0.0, 1.0} <= {*answers[begin:]} or failures, WAIT_S)
+    def wait_for(self, *numbers: int) -> None:
+        """Wait until these servers have answered once more."""
+        begin = len(self.answers)
+        wait_until(lambda: {*numbers} <= {*self.answers[begin:]} or self._failures, WAIT_S)
 
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    both_answer()
+    def end(self) -> None:
+        """None of all calls has failed."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+        self._client.close()
+        said = f"{len(self._failures)} of {len(self.answers)} calls: {self._failures[:1]}"
+        assert not self._failures, said
+
+
+def test_a_rolling_restart_fails_no_call(start_servers: Callable[[int], Servers]) -> None:
+    servers = start_servers(2)
+    target = ",".join(f"127.0.0.1:{port}" for port in servers.ports)
+    calls = Calls(f"ipv4:{target}", service_config())
+    calls.wait_for(0, 1)
     for number in range(2):
-        begin = len(answers)
+        begin = len(calls.answers)
         servers.restart(number)
         # The other one has answered throughout.
-        assert float(1 - number) in answers[begin:]
-        both_answer()
-    over.set()
-    for thread in threads:
-        thread.join(WAIT_S)
+        assert float(1 - number) in calls.answers[begin:]
+        calls.wait_for(0, 1)
+    calls.end()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 3])
+def test_behind_nginx_a_server_stops_without_a_failed_call_of_a_client_that_tries_again(
+    start_servers: Callable[[int], Servers], start_nginx: Callable[[Servers], Nginx], count: int
+) -> None:
+    servers = start_servers(count)
+    nginx = start_nginx(servers)
+    config = json.loads(service_config())
+    del config["loadBalancingConfig"], config["healthCheckConfig"]
+    calls = Calls(f"127.0.0.1:{nginx.port}", json.dumps(config))
+    calls.wait_for(*range(count))
+    for number in range(count):
+        servers.stop(number)
+        # Otherwise it has calls as soon as it listens, and its models are not there yet.
+        nginx.reload(servers.ports[number])
+        servers.start(number)
+        nginx.reload()
+        calls.wait_for(*range(count))
+    calls.end()
+
+
+@pytest.mark.long
+def test_a_server_that_nginx_no_longer_uses_stops_without_a_failed_call_of_any_client(
+    start_servers: Callable[[int], Servers], start_nginx: Callable[[Servers], Nginx]
+) -> None:
+    servers = start_servers(2)
+    nginx = start_nginx(servers)
+    calls = Calls(f"127.0.0.1:{nginx.port}", "{}")
+    calls.wait_for(0, 1)
+    for number in range(2):
+        nginx.reload(servers.ports[number])
+        # Until the workers of the configuration before have ended their calls.
+        begin = len(calls.answers)
+
+        def is_left(begin: int = begin, number: int = number) -> bool:
+            recent = calls.answers[begin:][-200:]
+            return len(recent) == 200 and number not in recent
+
+        wait_until(is_left, WAIT_S)
+        servers.restart(number)
+        nginx.reload()
+        calls.wait_for(0, 1)
+    calls.end()
+
+
+@pytest.mark.long
+def test_behind_nginx_calls_of_a_sequence_reach_one_server(
+    start_servers: Callable[[int], Servers], start_nginx: Callable[[Servers], Nginx]
+) -> None:
+    nginx = start_nginx(start_servers(2))
+    client = triton.InferenceServerClient(f"127.0.0.1:{nginx.port}")
+    one = triton.InferInput("INPUT", [1, 1], "INT32")
+    one.set_data_from_numpy(np.ones((1, 1), np.int32))
+    sequences = range(1, 17)
+    for sequence in sequences:
+        for index in range(4):
+            answer = client.infer(
+                "simple_sequence",
+                [one],
+                sequence_id=sequence,
+                sequence_start=index == 0,
+                sequence_end=index == 3,
+                headers={"x-sequence": str(sequence)},
+            )
+            assert answer.as_numpy("OUTPUT") == index + 1
+    counts = []
+    for port in nginx.ports:
+        with triton.InferenceServerClient(f"127.0.0.1:{port}") as direct:
+            found = direct.get_inference_statistics("simple_sequence").model_stats[0]
+            counts.append(found.inference_count)
     client.close()
-    assert not failures, f"{len(failures)} of {len(answers)} calls: {failures[0]}"
+    assert sum(counts) == 64
+    assert all(counts), counts
+
+
+@pytest.mark.long
+def test_behind_nginx_shared_memory_is_registered_with_each_server(
+    start_servers: Callable[[int], Servers], start_nginx: Callable[[Servers], Nginx], tmp_path: Path
+) -> None:
+    servers = start_servers(2)
+    nginx = start_nginx(servers)
+    region = shared_memory.create_shared_memory_region("balanced", "/edge_balanced", 4)
+    try:
+        shared_memory.set_shared_memory_region(region, [np.array([5], np.float32)])
+        for port in servers.ports:
+            with triton.InferenceServerClient(f"127.0.0.1:{port}") as direct:
+                direct.register_system_shared_memory("balanced", "/edge_balanced", 4)
+        x = triton.InferInput("x", [1], "FP32")
+        x.set_shared_memory("balanced", 4)
+        with triton.InferenceServerClient(f"127.0.0.1:{nginx.port}") as client:
+            answers = {float(client.infer("m", [x]).as_numpy("y")[0]) for _ in range(50)}
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+    assert answers == {5.0, 6.0}

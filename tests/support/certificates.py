@@ -12,11 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
 class Authority:
-    """Signs certificates for 127.0.0.1; its own is `ca`, in PEM form."""
+    """Signs certificates for 127.0.0.1 or other addresses; its own is `ca`, in PEM form."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -32,12 +33,19 @@ class Authority:
         days: int = 1,
         begins_in_days: int = -10,
         curve: ec.EllipticCurve | None = None,
+        addresses: Sequence[str] = ("127.0.0.1",),
     ) -> tuple[Path, Path]:
         """The files of a certificate and its key; negative `days` have passed since its end."""
         key = ec.generate_private_key(curve or ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate_path, key_path = self._folder / f"{name}.crt", self._folder / f"{name}.key"
-        signed = self._sign(subject, key.public_key(), days=days, begins_in_days=begins_in_days)
+        signed = self._sign(
+            subject,
+            key.public_key(),
+            days=days,
+            begins_in_days=begins_in_days,
+            addresses=addresses,
+        )
         certificate_path.write_bytes(_pem(signed))
         key_path.touch(mode=0o600)
         key_path.write_bytes(
@@ -57,9 +65,10 @@ class Authority:
         ca: bool = False,
         days: int = 1,
         begins_in_days: int = -10,
+        addresses: Sequence[str] = ("127.0.0.1",),
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.timezone.utc)
-        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        names = [x509.IPAddress(ipaddress.ip_address(each)) for each in addresses]
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -69,7 +78,7 @@ class Authority:
             .not_valid_before(now + datetime.timedelta(days=begins_in_days))
             .not_valid_after(now + datetime.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .sign(self._key, hashes.SHA256())
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,28 @@ def vehicle_lines(authority: Authority, folder: Path, fleet: str) -> list[str]:
             "fleet.example:8883": fleet,
         },
     )
+
+
+def bridge_lines(vehicle: str, folder: Path, nodes: list[str], certificates: str) -> list[str]:
+    """The lines of vehicle.conf and vehicle_lanes.conf for that vehicle, without its listener, and
+    with what they say of NATS; without a folder of `certificates` without TLS."""
+    folder.mkdir()
+    text = "".join((RECIPES / f"{name}.conf").read_text() for name in ("vehicle", "vehicle_lanes"))
+    text = re.sub("(?m)^(address fleet|bridge_protocol_version mqttv50|listener).*\n", "", text)
+    of_nats = "address|round_robin|bridge_protocol_version|try_private"
+    text = re.sub(f"(?m)^# (?=({of_nats}) )", "", text)
+    for old, new in {
+        "/var/lib/mosquitto/": f"{folder}/",
+        "n1.fleet.example:8883 n2.fleet.example:8883 n3.fleet.example:8883": " ".join(nodes),
+        "/etc/mosquitto/certs/fleet_ca.pem": f"{certificates}/fleet.pem",
+        "/etc/mosquitto/certs/truck-7": f"{certificates}/{vehicle}",
+        "truck-7": vehicle,
+    }.items():
+        assert old in text, f"vehicle.conf has no {old}"
+        text = text.replace(old, new)
+    if not certificates:
+        text = re.sub("(?m)^bridge_(cafile|certfile|keyfile|insecure) .*\n", "", text)
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def _lines(name: str, folder: Path, values: dict[str, object]) -> list[str]:

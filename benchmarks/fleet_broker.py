@@ -1,0 +1,514 @@
+"""A fleet's broker of three nodes: what hundreds of vehicles cost it, and what it loses.
+
+    python benchmarks/fleet_broker.py [--vehicles 60] [--lanes 10] [--payload json] [--no-tls]
+    python benchmarks/fleet_broker.py --faults
+
+Real are the three nodes of NATS (Debian's, with examples/fleet's nats.conf), TLS with an account
+for each vehicle, each vehicle's mosquitto with its bridges, and of the daemon publisher, outbox and
+event log on a disk. Not real is what comes before: the lanes are those that the shipped network
+finds on a drawn road, played again. The vehicles share four processes, and one machine.
+
+With --faults the nodes are killed, cut off, filled and restarted one after another. The exit code
+is 1 where an event was lost, or a vehicle has no lanes at the end.
+Needs root, for a network of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import paho.mqtt.client as paho
+from record import add_option, record
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.broker_cluster import MQTT_PORT, Cluster, isolated
+from support.certificates import Authority
+from support.fleet_vehicles import Order, Report
+from support.waiting import wait_until
+
+from edge_server.proto.edge.lanes.v1 import events_pb2
+from edge_server.requests import InferRequest
+from edge_server.tensors import Tensor
+from edge_server.tools.plan import load_models
+from edge_server.tools.road.renderer import render
+from edge_server.tools.road.scene import RoadScene
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support.broker_cluster import Node
+
+ROOT = Path(__file__).parents[1]
+PROCESSES = 4
+RECORDED = 12
+WAIT_S = 120.0
+LAME_DUCK_S = 60.0
+SESSION = "fleet-archive"
+
+
+def recorded_lanes(path: Path) -> None:
+    """Write what the shipped network finds on frames of a drawn road."""
+    with ExitStack() as stack:
+        data_plane = load_models(ROOT / "models", stack)
+        scene = RoadScene.for_camera(seed=7)
+        found = [
+            data_plane.infer(
+                InferRequest(
+                    "lane_detection", {"image": Tensor.of(render(scene, 0.2 * frame)[0][None])}
+                )
+            ).outputs
+            for frame in range(RECORDED)
+        ]
+    arrays = {
+        f"{name}_{frame}": outputs[f"lane_{name}"].array[0]
+        for frame, outputs in enumerate(found)
+        for name in ("points", "scores")
+    }
+    np.savez(path, **arrays)
+
+
+class Reader:
+    """A program of the fleet that may miss no event, with a session that the nodes keep, and reads
+    lanes; it goes on to the next node where one is lost.
+
+    Attributes:
+        events: of each vehicle, the ids in the order of their first arrival.
+        repeated: events that came again.
+        arrivals: of each vehicle, when lanes came, in monotonic seconds.
+        payload_bytes: of all messages.
+    """
+
+    def __init__(self, nodes: list[Node], certificates: Path | None) -> None:
+        self.events: defaultdict[str, list[int]] = defaultdict(list)
+        self.repeated = 0
+        self.arrivals: defaultdict[str, list[float]] = defaultdict(list)
+        self.payload_bytes: defaultdict[str, int] = defaultdict(int)
+        self.ages_s: list[float] = []
+        self.absences: list[tuple[float, float]] = []  # when this reader had no node
+        self._seen: defaultdict[str, set[int]] = defaultdict(set)
+        self._nodes = itertools.cycle(nodes)
+        self._certificates = certificates
+        self._over = False
+        self._client: paho.Client | None = None
+        self.ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        lost = time.monotonic()
+        while not self._over:
+            client = paho.Client(
+                paho.CallbackAPIVersion.VERSION2,
+                SESSION,
+                protocol=paho.MQTTv311,
+                clean_session=False,
+                reconnect_on_failure=False,
+            )
+            if self._certificates:
+                client.tls_set(
+                    self._certificates / "fleet.pem",
+                    self._certificates / "fleet-dashboard.crt",
+                    self._certificates / "fleet-dashboard.key",
+                    tls_version=ssl.PROTOCOL_TLS_CLIENT,
+                )
+            client.connect_timeout = 2.0
+
+            def subscribed(*_: object, lost: float = lost) -> None:
+                self.absences.append((lost, time.monotonic()))
+                self.ready.set()
+
+            client.on_connect = lambda client, *_: client.subscribe(
+                [("edge/v1/+/cameras/+/events/#", 1), ("edge/v1/+/cameras/+/lanes", 0)]
+            )
+            client.on_subscribe = subscribed
+            client.on_message = self._take
+            self._client = client
+            try:
+                client.connect(next(self._nodes).host, MQTT_PORT, keepalive=2)
+                client.loop_forever(retry_first_connection=False)
+                lost = time.monotonic()
+            except OSError:
+                time.sleep(0.2)
+
+    def _take(self, _client: Any, _data: Any, message: paho.MQTTMessage) -> None:
+        _, _, vehicle, *rest = message.topic.split("/")
+        kind = "lanes" if rest[-1] == "lanes" else "events"
+        self.payload_bytes[kind] += len(message.payload)
+        if kind == "lanes":
+            now = time.monotonic()
+            self.arrivals[vehicle].append(now)
+            if captured := re.search(rb'"capture_mono_ns":"?(\d+)', message.payload):
+                self.ages_s.append(now - int(captured[1]) / 1e9)
+            return
+        number = event_id(message.payload)
+        if number in self._seen[vehicle]:
+            self.repeated += 1
+        else:
+            self._seen[vehicle].add(number)
+            self.events[vehicle].append(number)
+
+    def close(self) -> None:
+        self._over = True
+        if self._client is not None:
+            self._client.disconnect()
+        self._thread.join()
+
+
+def event_id(payload: bytes) -> int:
+    if payload.startswith(b"{"):
+        return int(json.loads(payload)["id"])
+    event = events_pb2.Event.FromString(payload)
+    return int(event.id)
+
+
+def check_accounts(node: Node, certificates: Path) -> None:
+    """A vehicle neither writes nor reads another one's topics; `fleet-dashboard` reads all."""
+    heard: list[tuple[str, bytes]] = []
+    answers: list[bool] = []
+
+    def client(name: str, topic: str) -> paho.Client:
+        made = paho.Client(paho.CallbackAPIVersion.VERSION2, f"{name}-try", protocol=paho.MQTTv311)
+        made.tls_set(
+            certificates / "fleet.pem", certificates / f"{name}.crt", certificates / f"{name}.key"
+        )
+        made.on_message = lambda _c, _d, m: heard.append((name, m.payload))
+        made.on_subscribe = lambda _c, _d, _m, codes, _p: answers.append(codes[0].is_failure)
+        made.connect(node.host, MQTT_PORT)
+        made.loop_start()
+        before = len(answers)
+        made.subscribe(topic, 0)
+        wait_until(lambda: len(answers) > before)
+        return made
+
+    clients = [
+        client("fleet-dashboard", "edge/v1/+/try"),
+        client("truck-0", "edge/v1/truck-0/#"),
+        client("truck-1", "edge/v1/truck-0/#"),
+    ]
+    assert answers == [False, False, True], answers
+    clients[2].publish("edge/v1/truck-0/try", b"forged", 1)
+    clients[0].publish("edge/v1/truck-0/try", b"forged", 1)
+    clients[1].publish("edge/v1/truck-0/try", b"real", 1)
+    wait_until(lambda: {("fleet-dashboard", b"real"), ("truck-0", b"real")} <= {*heard})
+    assert b"forged" not in {payload for _, payload in heard}, heard
+    for each in clients:
+        each.disconnect()
+        each.loop_stop()
+    print("a vehicle has its own topics alone", flush=True)
+
+
+def check_status(fleet: Fleet, certificates: Path) -> None:
+    """`fleet status` reads the retained states from every node."""
+    for node in fleet.cluster.nodes:
+        config = certificates / "dashboard.toml"
+        config.write_text(
+            f'[mqtt]\nhost = "{node.host}"\nport = {MQTT_PORT}\n'
+            f'ca_file = "{certificates}/fleet.pem"\n'
+            f'cert_file = "{certificates}/fleet-dashboard.crt"\n'
+            f'key_file = "{certificates}/fleet-dashboard.key"\n'
+        )
+        command = [sys.executable, "-m", "edge_server", "fleet", "status", f"--config={config}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+        missing = [name for name in fleet.vehicles if name not in done.stdout]
+        assert not missing, f"{node.name}: {len(missing)} missing: {done.stdout}{done.stderr}"
+    print("fleet status has all vehicles, from every node", flush=True)
+
+
+class Fleet:
+    """Nodes, vehicles and the reader."""
+
+    def __init__(self, folder: Path, vehicles: int, payload: str, *, tls: bool) -> None:
+        certificates = folder / "certificates"
+        certificates.mkdir()
+        authority = Authority(certificates, "fleet")
+        names = [f"truck-{number}" for number in range(vehicles)]
+        if tls:
+            for name in (*names, "fleet-dashboard"):
+                authority.issue(name)
+        self.cluster = Cluster(folder, authority, names, tls=tls)
+        self.cluster.start()
+        self.reader = Reader(self.cluster.nodes, certificates if tls else None)
+        assert self.reader.ready.wait(WAIT_S), self.cluster.nodes[0].log.read_text()[-2000:]
+        recorded_lanes(folder / "lanes.npz")
+        self.vehicles = names
+        self._processes = []
+        for process in range(PROCESSES):
+            order = Order(
+                str(folder),
+                [*range(vehicles)][process::PROCESSES],
+                [node.host for node in self.cluster.nodes],
+                str(certificates) if tls else "",
+                str(folder / "lanes.npz"),
+                payload,
+            )
+            path = folder / f"order-{process}.json"
+            path.write_bytes(msgspec.json.encode(order))
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "support.fleet_vehicles", str(path)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+                )
+            )
+
+    def drive(self, lanes_hz: float, burst: int = 0, every_s: float = 1.0) -> None:
+        for process in self._processes:
+            self._tell(process, f"drive {lanes_hz} {burst} {every_s}")
+
+    def reports(self) -> list[Report]:
+        for process in self._processes:
+            self._tell(process, "report")
+        answers = [process.stdout.readline() for process in self._processes if process.stdout]
+        return [msgspec.json.decode(answer, type=Report) for answer in answers]
+
+    @staticmethod
+    def _tell(process: subprocess.Popen[str], line: str) -> None:
+        assert process.stdin is not None
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+
+    def wait(self, what: str, holds: Callable[[], bool], within_s: float = WAIT_S) -> float:
+        begin = time.monotonic()
+        while not holds():
+            if time.monotonic() - begin > within_s:
+                raise AssertionError(f"not within {within_s:g} s: {what}")
+            time.sleep(0.1)
+        return time.monotonic() - begin
+
+    def wait_for_lanes(self, since: float | None = None) -> float:
+        """Until lanes of every vehicle have come since that moment, now by default."""
+        since = time.monotonic() if since is None else since
+        arrivals = self.reader.arrivals
+        return self.wait(
+            "lanes of every vehicle",
+            lambda: all(arrivals[name][-1:] > [since] for name in self.vehicles),
+        )
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.communicate("end\n", timeout=WAIT_S)
+        self.reader.close()
+        self.cluster.end()
+
+
+def sent_bytes() -> int:
+    """Return what the vehicles' bridges have sent, with TLS's own bytes and without TCP's; and the
+    reader's acknowledgements."""
+    found = subprocess.run(
+        ["ss", "-tinH", "dst", "10.77.0.0/24", "dport", "=", str(MQTT_PORT)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return sum(map(int, re.findall(r"\bbytes_sent:(\d+)", found)))
+
+
+def measure(fleet: Fleet, seconds: float) -> dict[str, float]:
+    """Return what so many seconds cost."""
+    reader, cluster = fleet.reader, fleet.cluster
+
+    def now() -> np.ndarray[Any, np.dtype[np.float64]]:
+        reports = fleet.reports()
+        lanes = sum(map(len, reader.arrivals.values()))
+        events = sum(map(len, reader.events.values()))
+        return np.array(
+            [
+                time.monotonic(),
+                lanes,
+                events,
+                cluster.cpu_s(),
+                sum(r.brokers_cpu_s for r in reports),
+                sum(r.daemons_cpu_s for r in reports),
+                sent_bytes(),
+                reader.payload_bytes["lanes"],
+                sum(r.lanes for r in reports),
+            ]
+        )
+
+    before, aged = now(), len(reader.ages_s)
+    time.sleep(seconds)
+    took, lanes, events, nodes, brokers, daemons, sent, payload, given = now() - before
+    vehicles, messages = len(fleet.vehicles), lanes + events
+    hours = took / 3600 * vehicles
+    ages = reader.ages_s[aged:] or [float("nan")]
+    return {
+        "messages_per_s": messages / took,
+        "lanes_given_per_s": given / took,
+        "events_per_s": events / took,
+        "node_messages_per_core_s": messages / nodes,
+        "node_cpu_percent": 100 * nodes / took,
+        "bridge_cpu_us": 1e6 * brokers / messages,
+        "daemon_cpu_us": 1e6 * daemons / messages,
+        "sent_mb_per_vehicle_h": sent / 1e6 / hours,
+        "lane_payload_bytes": payload / max(lanes, 1),
+        "bytes_per_message": sent / messages,
+        "age_ms_p50": 1e3 * float(np.percentile(ages, 50)),
+        "age_ms_p95": 1e3 * float(np.percentile(ages, 95)),
+    }
+
+
+def kill(fleet: Fleet) -> None:
+    node = fleet.cluster.nodes[1]
+    node.end(signal.SIGKILL)
+    time.sleep(10)
+    node.start()
+
+
+def partition(fleet: Fleet) -> None:
+    node = fleet.cluster.nodes[2]
+    node.partition()
+    time.sleep(20)
+    node.heal()
+
+
+def full(fleet: Fleet) -> None:
+    node = fleet.cluster.nodes[2]
+    node.fill()
+    time.sleep(15)
+    node.has_room()
+    # JetStream ends on a full disk, until the node is started again; 2.9.10 may hang in doing so.
+    node.end()
+    node.start()
+
+
+def rolling_restart(fleet: Fleet) -> None:
+    for node in fleet.cluster.nodes:
+        # Leaders move to other nodes first, and its clients leave one after another.
+        node.end(signal.SIGUSR2, LAME_DUCK_S)
+        node.start()
+        fleet.cluster.wait()
+
+
+FAULTS = {each.__name__: each for each in (partition, kill, full, rolling_restart)}
+
+
+def faults(fleet: Fleet, lanes_hz: float, names: list[str]) -> tuple[dict[str, float], bool]:
+    """Do these; return figures, and whether nothing was lost."""
+    found: dict[str, float] = {}
+    before = fleet.reports()
+    fleet.drive(lanes_hz, 10, 5.0)
+    fleet.wait_for_lanes()
+    for name in names:
+        begin = time.monotonic()
+        FAULTS[name](fleet)
+        fleet.cluster.wait()
+        healed = time.monotonic()
+        back_s = fleet.wait_for_lanes()
+        time.sleep(2 / lanes_hz)
+        gaps, returns = [], []
+        for times in fleet.reader.arrivals.values():
+            recent = np.array([t for t in times if t > begin - 2 / lanes_hz])
+            steps = np.diff(recent)
+            gaps.append(float(steps.max()))
+            returns += list(recent[1:][steps > 1 / lanes_hz + 1.0])
+        absent = [e - b for b, e in fleet.reader.absences if e > begin]
+        busiest = max(np.bincount(np.array(returns).astype(int) - int(begin)), default=0)
+        found |= {
+            f"{name}_lanes_gap_s_p50": float(np.median(gaps)),
+            f"{name}_lanes_gap_s_max": max(gaps),
+            f"{name}_lanes_after_s": back_s,
+            f"{name}_vehicles_with_a_gap": len(returns),
+            f"{name}_most_back_in_a_second": float(busiest),
+            f"{name}_reader_absent_s": max(absent, default=0.0),
+        }
+        print(
+            f"{name}, {healed - begin:.0f} s: lanes of a vehicle away {np.median(gaps):.1f} s "
+            f"median, {max(gaps):.1f} s at most; {len(returns)} gaps, at most {busiest} over in "
+            f"one second; all there {back_s:.1f} s after the end; the reader away "
+            f"{max(absent, default=0):.1f} s",
+            flush=True,
+        )
+    fleet.drive(0)
+    reports = fleet.reports()
+    given = {name: n for report in reports for name, n in report.events.items()}
+    events = fleet.reader.events
+    try:
+        waited_s = fleet.wait(
+            "every event", lambda: all(len(events[n]) >= count for n, count in given.items())
+        )
+    except AssertionError:
+        waited_s = float("nan")
+    lost = sum(n - len(events[name]) for name, n in given.items())
+    wrong = [name for name, n in given.items() if sorted(events[name]) != [*range(1, n + 1)]]
+    # The bridge of mosquitto 2.0.11 sends a new event before those that wait, where it arrives
+    # between CONNECT and CONNACK. Readers put the ids in order.
+    early = sum(int((np.diff(events[name]) < 0).sum()) for name in given)
+    print(
+        f"{sum(given.values())} events: {lost} lost, {early} times an earlier one came later, "
+        f"{fleet.reader.repeated} came again, the last after {waited_s:.1f} s"
+    )
+    grown = max(r.daemon_bytes for r in reports) - max(r.daemon_bytes for r in before)
+    found |= {
+        "events": sum(given.values()),
+        "events_lost": lost,
+        "events_after_a_later_one": early,
+        "events_repeated": fleet.reader.repeated,
+        "daemon_mib": max(r.daemon_bytes for r in reports) / 2**20,
+        "daemon_grown_mib": grown / 2**20,
+        "vehicle_broker_mib": max(r.broker_bytes for r in reports) / 2**20,
+    }
+    print(
+        f"a vehicle: publisher and log {found['daemon_mib']:.1f} MiB "
+        f"({found['daemon_grown_mib']:+.1f}), mosquitto {found['vehicle_broker_mib']:.1f} MiB"
+    )
+    return found, not wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--vehicles", type=int, default=60)
+    parser.add_argument("--lanes", type=float, default=10, help="a second, of each vehicle")
+    parser.add_argument("--payload", choices=("json", "protobuf"), default="json")
+    parser.add_argument("--no-tls", action="store_true", help="nor accounts")
+    parser.add_argument("--seconds", type=float, default=30, help="that are measured")
+    parser.add_argument(
+        "--faults", nargs="*", choices=[*FAULTS], help="these, or all, instead of a measurement"
+    )
+    add_option(parser)
+    chosen = parser.parse_args()
+    isolated()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fleet = Fleet(folder, chosen.vehicles, chosen.payload, tls=not chosen.no_tls)
+        is_right = True
+        try:
+            fleet.drive(chosen.lanes, 5, 10.0)
+            print(f"lanes of all vehicles after {fleet.wait_for_lanes():.1f} s", flush=True)
+            if not chosen.no_tls:
+                check_accounts(fleet.cluster.nodes[1], folder / "certificates")
+                check_status(fleet, folder / "certificates")
+            if chosen.faults is not None:
+                found, is_right = faults(fleet, chosen.lanes, chosen.faults or [*FAULTS])
+            else:
+                time.sleep(5)
+                found = measure(fleet, chosen.seconds)
+                for key, value in found.items():
+                    print(f"{key:30} {value:12.2f}")
+        finally:
+            fleet.close()
+    record(chosen.record, found)
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
