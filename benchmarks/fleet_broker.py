@@ -291,7 +291,8 @@ class Fleet:
         begin = time.monotonic()
         while not holds():
             if time.monotonic() - begin > within_s:
-                raise AssertionError(f"not within {within_s:g} s: {what}")
+                logs = "\n".join(n.log.read_text()[-1500:] for n in self.cluster.nodes)
+                raise AssertionError(f"not within {within_s:g} s: {what}\n{logs}")
             time.sleep(0.1)
         return time.monotonic() - begin
 
@@ -300,7 +301,7 @@ class Fleet:
         since = time.monotonic() if since is None else since
         arrivals = self.reader.arrivals
         return self.wait(
-            "lanes of every vehicle",
+            f"lanes of all {len(self.vehicles)} vehicles",
             lambda: all(arrivals[name][-1:] > [since] for name in self.vehicles),
         )
 

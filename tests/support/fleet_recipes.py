@@ -51,11 +51,11 @@ def bridge_lines(vehicle: str, folder: Path, nodes: list[str], certificates: str
     of_nats = "address|round_robin|bridge_protocol_version|try_private"
     text = re.sub(f"(?m)^# (?=({of_nats}) )", "", text)
     for old, new in {
+        "truck-7": vehicle,  # first: what follows may have it in a path
         "/var/lib/mosquitto/": f"{folder}/",
         "n1.fleet.example:8883 n2.fleet.example:8883 n3.fleet.example:8883": " ".join(nodes),
         "/etc/mosquitto/certs/fleet_ca.pem": f"{certificates}/fleet.pem",
-        "/etc/mosquitto/certs/truck-7": f"{certificates}/{vehicle}",
-        "truck-7": vehicle,
+        "/etc/mosquitto/certs/": f"{certificates}/",
     }.items():
         assert old in text, f"vehicle.conf has no {old}"
         text = text.replace(old, new)
