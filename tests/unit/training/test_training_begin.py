@@ -75,3 +75,31 @@ def test_late_layers_learn_alone_and_begin_with_the_shipped_answers(
     assert "stride_32.3.mix.weight" in changed
     assert not {n for n in changed if n.startswith(("stem", "stride_16"))}
     assert not {n for n in changed if "running_" in n}
+
+
+def test_an_exported_network_keeps_a_share_of_the_weights_that_it_began_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "training"))
+    import onnx
+    from lane_training.export import blend, verify
+    from lane_training.samples import as_array, rendered_set
+
+    def weights(path: Path) -> dict[str, np.ndarray]:
+        graph = onnx.load(str(path)).graph
+        return {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+
+    shipped = ROOT / "models" / "laneDetect_model" / "1" / "model.onnx"
+    exported = tmp_path / "model.onnx"
+    model = onnx.load(str(shipped))
+    for tensor in model.graph.initializer:
+        if tensor.name.startswith("trunk."):
+            learnt = 1.1 * onnx.numpy_helper.to_array(tensor)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(learnt, tensor.name))
+    onnx.save(model, str(exported))
+    own, begun = weights(exported), weights(shipped)
+    network = blend(exported, shipped, 0.25)
+    mixed = weights(exported)
+    for name, each in begun.items():
+        np.testing.assert_allclose(mixed[name], 0.25 * each + 0.75 * own[name], atol=1e-6)
+    verify(network, exported, as_array(rendered_set(1, 3)))
