@@ -72,14 +72,6 @@ class LaneFilter:
         self.by_angles = np.concatenate([first.by_angles, np.zeros((4, 1))], axis=1)
         self.x_min_m, self.x_max_m = first.x_min_m, first.x_max_m
 
-    @property
-    def polynomial(self) -> Polynomial:
-        """The estimate."""
-        moved = np.linalg.cholesky(self.moved + _HARDLY_ANY)
-        in_common = np.concatenate([self.by_angles, moved], axis=1)
-        covariance = self.covariance + in_common @ in_common.T
-        return Polynomial(self.mean, covariance, self.x_min_m, self.x_max_m, in_common)
-
     def at(self, x_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (N,) y in m at (N,) `x_m`."""
         c0, c1, c2, c3 = self.mean.tolist()
@@ -159,6 +151,19 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
         each.mean, each.covariance, each.moved = mean[number], covariance[number], moved[number]
         each.by_angles = after[number]
         each.x_min_m, each.x_max_m = detection.x_min_m, detection.x_max_m
+
+
+def polynomials(filters: Sequence[LaneFilter]) -> list[Polynomial]:
+    """Return the estimates."""
+    moved = np.linalg.cholesky(np.array([each.moved for each in filters]) + _HARDLY_ANY)
+    by_angles = np.array([each.by_angles for each in filters])
+    in_common = np.concatenate([by_angles, moved], axis=2)
+    covariances = in_common @ in_common.transpose(0, 2, 1)
+    covariances += np.array([each.covariance for each in filters])
+    return [
+        Polynomial(each.mean, covariance, each.x_min_m, each.x_max_m, common)
+        for each, covariance, common in zip(filters, covariances, in_common, strict=True)
+    ]
 
 
 def distances_m(
@@ -264,13 +269,17 @@ class LaneTracker:
         correct([filter_ for filter_, _ in detections], [detection for _, detection in detections])
         self._count({track.id for track in track_of.values()}, passed_s)
         self._take_sides(passed_s)
+        if not self._tracks:
+            return tuple(lanes)
         index_of = self._indices()
+        estimates = polynomials([track.filter for track in self._tracks])
+        estimate_of = {each.id: made for each, made in zip(self._tracks, estimates, strict=True)}
         detected = [
-            _smoothed(lane, track_of[number], index_of) if number in track_of else lane
+            _smoothed(lane, track_of[number], index_of, estimate_of) if number in track_of else lane
             for number, lane in enumerate(lanes)
         ]
         continued = [
-            _continued(track, index_of, to_image)
+            _continued(track, index_of, estimate_of[track.id], to_image)
             for track in self._tracks
             if track.confirmed and track.unseen_s
         ]
@@ -370,13 +379,15 @@ def _is_worth_keeping(track: _Track) -> bool:
     return track.unseen_s <= _COASTING_S and (is_long if track.confirmed else any(track.seen))
 
 
-def _smoothed(lane: Lane, track: _Track, index_of: dict[int, int]) -> Lane:
+def _smoothed(
+    lane: Lane, track: _Track, index_of: dict[int, int], estimate_of: dict[int, Polynomial]
+) -> Lane:
     """Return the detection with the identity and the polynomial of its confirmed track."""
     if not track.confirmed or lane.ground is None:
         return replace(lane, index=0)
     points = lane.ground.points.copy()
     points[:, 1] = track.filter.at(points[:, 0].astype(np.float64))
-    ground = GroundLane(points, track.filter.polynomial)
+    ground = GroundLane(points, estimate_of[track.id])
     return replace(
         lane,
         id=track.id,
@@ -387,7 +398,9 @@ def _smoothed(lane: Lane, track: _Track, index_of: dict[int, int]) -> Lane:
     )
 
 
-def _continued(track: _Track, index_of: dict[int, int], to_image: Projection) -> Lane | None:
+def _continued(
+    track: _Track, index_of: dict[int, int], estimate: Polynomial, to_image: Projection
+) -> Lane | None:
     """Return the lane of a track that is not detected; None where the camera does not see it."""
     x_m = np.linspace(track.filter.x_min_m, track.filter.x_max_m, 24)
     ground = np.stack((x_m, track.filter.at(x_m)), axis=1)
@@ -403,6 +416,6 @@ def _continued(track: _Track, index_of: dict[int, int], to_image: Projection) ->
         index=index_of[track.id],
         type=type_of(track.marking.solid),
         color=color_of(track.marking.yellow),
-        ground=GroundLane(ground[seen].astype(np.float32), track.filter.polynomial),
+        ground=GroundLane(ground[seen].astype(np.float32), estimate),
         predicted=True,
     )
