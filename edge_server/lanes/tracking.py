@@ -38,15 +38,15 @@ _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
 # Growth of the standard deviations of c0..c3 in one second, of c0 and c1 where the vehicle's speed
 # and its yaw rate are known, and where steering within the lane is all that limits them. All lines
 # have it in common: the vehicle moves, and the road bends. It and the slip below were fitted to
-# rendered drives 7 to 12 and 20 to 39, see benchmarks/paint.py.
-_GROWTH_KNOWN = np.array([0.038, 0.007, 2.3e-4, 8e-6])
-_GROWTH_UNKNOWN = np.array([0.3, 0.0095, 2.3e-4, 8e-6])
+# rendered drives 20 to 39, see benchmarks/paint.py.
+_GROWTH_KNOWN = np.array([0.025, 0.006, 1.6e-4, 6e-6])
+_GROWTH_UNKNOWN = np.array([0.2, 0.008, 1.6e-4, 6e-6])
 # Makes a matrix positive that may be zero.
 _HARDLY_ANY = np.diag(1e-12 * _PRIOR**2)
 _DIAGONAL = np.arange(4)
 # A vehicle moves aside of where it points, in bends and in side wind: an error that all lines have
 # in common, for seconds.
-_PITCH, _SLIP, _SLIP_STD_RAD = 0, 2, math.radians(0.1)
+_PITCH, _SLIP, _SLIP_STD_RAD = 0, 2, math.radians(0.05)
 
 
 class LaneFilter:
