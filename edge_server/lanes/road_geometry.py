@@ -436,8 +436,8 @@ class PitchFilter:
 
 # Frames of one block err alike: a bend, a slope, a place in the lane.
 _BLOCKS = 10
-# Errors of 23 rendered drives are as large as this makes them.
-_IN_COMMON = 0.35
+# Errors of 50 rendered drives of a minute, and of 20 short ones, are as large as this makes them.
+_IN_COMMON = 0.25
 _EIGHT_OF_TEN_STDS = 2.56
 
 

@@ -32,22 +32,21 @@ if TYPE_CHECKING:
 _GATE = 7.8
 # At these shares of the detected range polynomials are compared.
 _SAMPLES = np.linspace(0.0, 1.0, 4)
-# Standard deviations of what a detection's covariance does not know, at 0 m and for each metre
-# ahead: the road is not flat. These, the growth and the slip below were fitted to rendered drives
-# 7 to 11 and hold for 20 to 39: twice the stated deviation contains 96 to 98 % of the errors of
-# lines, offset, heading and curvature; see benchmarks/paint.py.
-_FLOOR_M, _FLOOR_PER_M = 0.004, 0.0005
 # Standard deviations of c0..c3 before anything was measured: half a lane, 15 degrees, a bend of
 # 65 m radius, and its change within 50 m.
 _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
 # Growth of the standard deviations of c0..c3 in one second, of c0 and c1 where the vehicle's speed
-# and its yaw rate are known, and where steering within the lane is all that limits them.
-_GROWTH_KNOWN = np.array([0.045, 0.008, 3e-4, 1e-5])
-_GROWTH_UNKNOWN = np.array([0.35, 0.011, 3e-4, 1e-5])
+# and its yaw rate are known, and where steering within the lane is all that limits them. All lines
+# have it in common: the vehicle moves, and the road bends. It and the slip below were fitted to
+# rendered drives 20 to 39, see benchmarks/paint.py.
+_GROWTH_KNOWN = np.array([0.025, 0.006, 1.6e-4, 6e-6])
+_GROWTH_UNKNOWN = np.array([0.2, 0.008, 1.6e-4, 6e-6])
+# Makes a matrix positive that may be zero.
+_HARDLY_ANY = np.diag(1e-12 * _PRIOR**2)
 _DIAGONAL = np.arange(4)
 # A vehicle moves aside of where it points, in bends and in side wind: an error that all lines have
 # in common, for seconds.
-_SLIP, _SLIP_STD_RAD = 2, math.radians(0.1)
+_PITCH, _SLIP, _SLIP_STD_RAD = 0, 2, math.radians(0.05)
 
 
 class LaneFilter:
@@ -58,7 +57,9 @@ class LaneFilter:
 
     Attributes:
         mean: (4,) float64, c0..c3; see `Polynomial`.
-        covariance: (4, 4) float64, without the part of the camera's angles.
+        covariance: (4, 4) float64, without what the lines have in common.
+        moved: (4, 4) float64, covariance of what the vehicle's motion and the road's bends made of
+            all lines alike.
         by_angles: (4, 3) float64, what these, and the vehicle's slip, make of the estimate; see
             `Polynomial`.
         x_min_m, x_max_m: the range that is still ahead of what was last detected.
@@ -67,14 +68,9 @@ class LaneFilter:
     def __init__(self, first: Polynomial) -> None:
         self.mean: NDArray[np.float64] = first.coefficients.astype(np.float64)
         self.covariance: NDArray[np.float64] = np.diag(_PRIOR**2)
+        self.moved: NDArray[np.float64] = np.zeros((4, 4))
         self.by_angles = np.concatenate([first.by_angles, np.zeros((4, 1))], axis=1)
         self.x_min_m, self.x_max_m = first.x_min_m, first.x_max_m
-
-    @property
-    def polynomial(self) -> Polynomial:
-        """The estimate."""
-        covariance = self.covariance + self.by_angles @ self.by_angles.T
-        return Polynomial(self.mean, covariance, self.x_min_m, self.x_max_m, self.by_angles)
 
     def at(self, x_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (N,) y in m at (N,) `x_m`."""
@@ -102,11 +98,17 @@ def predict(filters: Sequence[LaneFilter], passed_s: float, motion: VehicleState
     means[:, 1] -= turned_rad
     known = motion.speed_mps is not None, motion.yaw_rate_radps is not None, True, True
     growth = np.where(known, _GROWTH_KNOWN, _GROWTH_UNKNOWN)
-    covariances = step @ np.array([each.covariance for each in filters]) @ step.T
-    covariances[:, _DIAGONAL, _DIAGONAL] += growth**2 * passed_s
-    for each, mean, covariance in zip(filters, means, covariances, strict=True):
-        each.mean, each.covariance = mean, covariance
+    # Each frame measures the pitch anew: lines of one frame have its error in common, frames not.
+    by_pitch = np.array([each.by_angles[:, _PITCH] for each in filters])
+    covariances = np.array([each.covariance for each in filters])
+    covariances += by_pitch[:, :, None] * by_pitch[:, None]
+    covariances = step @ covariances @ step.T
+    moved = step @ np.array([each.moved for each in filters]) @ step.T
+    moved[:, _DIAGONAL, _DIAGONAL] += growth**2 * passed_s
+    for number, each in enumerate(filters):
+        each.mean, each.covariance, each.moved = means[number], covariances[number], moved[number]
         each.by_angles = step @ each.by_angles
+        each.by_angles[:, _PITCH] = 0.0
         each.by_angles[0, _SLIP] += ahead_m * _SLIP_STD_RAD
         each.x_max_m -= ahead_m
 
@@ -125,12 +127,12 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
     apart -= by_angles @ by_angles.transpose(0, 2, 1)
     # Samples of one polynomial err together.
     noise = powers @ apart @ powers.transpose(0, 2, 1)
-    noise[:, _DIAGONAL, _DIAGONAL] += (_FLOOR_M + _FLOOR_PER_M * x_m) ** 2
     mean = np.array([each.mean for each in filters])
     difference = np.array([each.coefficients for each in detections]) - mean
     difference = powers @ difference[..., None]
     covariance = np.array([each.covariance for each in filters])
-    projected = powers @ covariance
+    moved = np.array([each.moved for each in filters])
+    projected = powers @ (covariance + moved)
     expected = projected @ powers.transpose(0, 2, 1)
     surprise = difference.transpose(0, 2, 1) @ np.linalg.solve(expected + noise, difference)
     noise *= np.maximum(1.0, surprise / _GATE)
@@ -138,6 +140,7 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
     mean += (gain @ difference)[..., 0]
     # Joseph's form stays symmetric and positive.
     rest = np.eye(4) - gain @ powers
+    moved = rest @ moved @ rest.transpose(0, 2, 1)
     covariance = rest @ covariance @ rest.transpose(0, 2, 1)
     covariance += gain @ noise @ gain.transpose(0, 2, 1)
     # Errors of the angles pass through the estimate: more frames do not tell what they have in
@@ -145,9 +148,22 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
     after = rest @ np.array([each.by_angles for each in filters])
     after[:, :, :_SLIP] += gain @ powers @ by_angles
     for number, (each, detection) in enumerate(zip(filters, detections, strict=True)):
-        each.mean, each.covariance = mean[number], covariance[number]
+        each.mean, each.covariance, each.moved = mean[number], covariance[number], moved[number]
         each.by_angles = after[number]
         each.x_min_m, each.x_max_m = detection.x_min_m, detection.x_max_m
+
+
+def polynomials(filters: Sequence[LaneFilter]) -> list[Polynomial]:
+    """Return the estimates."""
+    moved = np.linalg.cholesky(np.array([each.moved for each in filters]) + _HARDLY_ANY)
+    by_angles = np.array([each.by_angles for each in filters])
+    in_common = np.concatenate([by_angles, moved], axis=2)
+    covariances = in_common @ in_common.transpose(0, 2, 1)
+    covariances += np.array([each.covariance for each in filters])
+    return [
+        Polynomial(each.mean, covariance, each.x_min_m, each.x_max_m, common)
+        for each, covariance, common in zip(filters, covariances, in_common, strict=True)
+    ]
 
 
 def distances_m(
@@ -253,13 +269,17 @@ class LaneTracker:
         correct([filter_ for filter_, _ in detections], [detection for _, detection in detections])
         self._count({track.id for track in track_of.values()}, passed_s)
         self._take_sides(passed_s)
+        if not self._tracks:
+            return tuple(lanes)
         index_of = self._indices()
+        estimates = polynomials([track.filter for track in self._tracks])
+        estimate_of = {each.id: made for each, made in zip(self._tracks, estimates, strict=True)}
         detected = [
-            _smoothed(lane, track_of[number], index_of) if number in track_of else lane
+            _smoothed(lane, track_of[number], index_of, estimate_of) if number in track_of else lane
             for number, lane in enumerate(lanes)
         ]
         continued = [
-            _continued(track, index_of, to_image)
+            _continued(track, index_of, estimate_of[track.id], to_image)
             for track in self._tracks
             if track.confirmed and track.unseen_s
         ]
@@ -359,13 +379,15 @@ def _is_worth_keeping(track: _Track) -> bool:
     return track.unseen_s <= _COASTING_S and (is_long if track.confirmed else any(track.seen))
 
 
-def _smoothed(lane: Lane, track: _Track, index_of: dict[int, int]) -> Lane:
+def _smoothed(
+    lane: Lane, track: _Track, index_of: dict[int, int], estimate_of: dict[int, Polynomial]
+) -> Lane:
     """Return the detection with the identity and the polynomial of its confirmed track."""
     if not track.confirmed or lane.ground is None:
         return replace(lane, index=0)
     points = lane.ground.points.copy()
     points[:, 1] = track.filter.at(points[:, 0].astype(np.float64))
-    ground = GroundLane(points, track.filter.polynomial)
+    ground = GroundLane(points, estimate_of[track.id])
     return replace(
         lane,
         id=track.id,
@@ -376,7 +398,9 @@ def _smoothed(lane: Lane, track: _Track, index_of: dict[int, int]) -> Lane:
     )
 
 
-def _continued(track: _Track, index_of: dict[int, int], to_image: Projection) -> Lane | None:
+def _continued(
+    track: _Track, index_of: dict[int, int], estimate: Polynomial, to_image: Projection
+) -> Lane | None:
     """Return the lane of a track that is not detected; None where the camera does not see it."""
     x_m = np.linspace(track.filter.x_min_m, track.filter.x_max_m, 24)
     ground = np.stack((x_m, track.filter.at(x_m)), axis=1)
@@ -392,6 +416,6 @@ def _continued(track: _Track, index_of: dict[int, int], to_image: Projection) ->
         index=index_of[track.id],
         type=type_of(track.marking.solid),
         color=color_of(track.marking.yellow),
-        ground=GroundLane(ground[seen].astype(np.float32), track.filter.polynomial),
+        ground=GroundLane(ground[seen].astype(np.float32), estimate),
         predicted=True,
     )

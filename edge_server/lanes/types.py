@@ -37,9 +37,8 @@ class Polynomial:
         covariance: (4, 4) float64, of the coefficients.
         x_min_m, x_max_m: the range in which it holds.
         by_angles: (4, A) float64, what one standard deviation of the camera's pitch, one of its
-            yaw, and, for tracked lines, one of the vehicle's slip change in the coefficients. The
-            lines of one frame have this part of their errors in common, and so have the frames of
-            some seconds.
+            yaw, and, for tracked lines, one of the vehicle's slip and four of its motion change in
+            the coefficients. The lines of one frame have this part of their errors in common.
     """
 
     coefficients: NDArray[np.float64]

@@ -325,7 +325,10 @@ def _judged(found: MountingEstimate, height_m: float, lane_width_m: float) -> It
                 "each other far away than near: the road is not flat, or the lens is not this one"
             )
             if abs(off) > _CONTRADICTION:
-                raise SettingsError(f"{fault}; drive on a level road, or calibrate the lens")
+                raise SettingsError(
+                    f"{fault}; take a minute of level, straight road without bridges; where its "
+                    "dashes differ, too, calibrate the lens with `calibrate intrinsics`"
+                )
             yield f"doubtful: {fault}"
     width_m = height_m * found.width_heights.median
     off = width_m / lane_width_m - 1.0

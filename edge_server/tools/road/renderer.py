@@ -98,18 +98,23 @@ class Drive:
         """Return how the vehicle stands on the road."""
         if not self._manoeuvres:
             return Pose()
-        left_m, after_m = self._left_m(time_s), self._left_m(time_s + 0.01)
-        heading_rad = math.atan((after_m - left_m) / (SPEED_MPS * 0.01))
+        left_m, after_s = self._left_m(time_s), time_s + 0.01
+        # The renderer's middle of the lane is to the right by the pose and to the left by the sway.
+        aside_m = self._left_m(after_s) - left_m + self._sway_m(time_s) - self._sway_m(after_s)
+        heading_rad = math.atan(aside_m / (SPEED_MPS * 0.01))
         braking = _bump(time_s % _CYCLE_S - _BRAKING_S, _BRAKING_TAKES_S)
         return Pose(left_m, heading_rad, _BRAKING_PITCH_RAD * braking)
+
+    def _sway_m(self, time_s: float) -> float:
+        course = self._scene.course
+        wave = 2 * math.pi * self.distance_m(time_s) / course.sway_wavelength_m
+        return course.sway_m * math.sin(wave)
 
     def truth(self, time_s: float) -> Truth:
         """Return where the vehicle is in its lane."""
         course, pose = self._scene.course, self.pose(time_s)
         distance_m = self.distance_m(time_s)
-        sway_m = course.sway_m * math.sin(2 * math.pi * distance_m / course.sway_wavelength_m)
-        # The renderer's middle of the lane is to the right by the pose and to the left by the sway.
-        left_m = pose.left_m - sway_m
+        left_m = pose.left_m - self._sway_m(time_s)
         place = int(np.searchsorted([-line_m for line_m in self._lines_m], -left_m))
         upper_m, lower_m = self._lines_m[place - 1], self._lines_m[place]
         wave = 2 * math.pi * distance_m / course.curvature_wavelength_m + course.curvature_phase

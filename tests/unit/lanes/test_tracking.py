@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.lanes.tracking import LaneFilter, LaneTracker, correct, predict
+from edge_server.lanes.tracking import LaneFilter, LaneTracker, correct, polynomials, predict
 from edge_server.lanes.types import GroundLane, Lane, Polynomial, VehicleState
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def test_the_covariance_covers_what_a_wrong_yaw_does_to_a_moving_vehicle() -> No
             predict([estimate], FRAME_S, VehicleState(0, SPEED_MPS))
             correct([estimate], [detection])
         assert estimate is not None
-        std = np.sqrt(np.diag(estimate.polynomial.covariance))
+        std = np.sqrt(np.diag(polynomials([estimate])[0].covariance))
         off.append(np.abs(estimate.mean - (1.8, 0.0, 0.0, 0.0)) / std)
     within = (np.array(off) < 2.0).mean(axis=0)
     assert (within > 0.9).all(), within
@@ -332,7 +332,7 @@ def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> 
     for _ in range(100):
         predict([filter_], 0.04, VehicleState(0, 25.0, 0.0))
         correct([filter_], [detection])
-    covariance = filter_.polynomial.covariance
+    covariance = polynomials([filter_])[0].covariance
     # A vehicle that keeps its place tells a little of where its camera looks.
     assert math.sqrt(covariance[1, 1]) > math.radians(0.15)
     assert math.sqrt(covariance[1, 1]) < math.radians(0.4)
