@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from statistics import median
 
 import gi
@@ -219,5 +221,8 @@ def _allow(factory: GstRtspServer.RTSPMediaFactory, role: str) -> None:
 
 
 if __name__ == "__main__":
+    # A camera keeps its pace however busy the machine is that reads it. Only root may say so.
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
     Gst.init(None)
     Server(json.loads(sys.argv[1])).run()
