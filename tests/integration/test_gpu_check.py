@@ -135,6 +135,7 @@ def test_a_python_of_a_virtual_environment_is_used_as_it_is_and_without_git(
     assert json.loads(path.read_text())["machine"]["commit"] == "unknown"
 
 
+@pytest.mark.long
 def test_what_has_no_more_time_is_told_with_what_it_has(tmp_path: Path) -> None:
     program = tmp_path / "section.py"
     program.write_text(

@@ -273,6 +273,7 @@ def test_two_daemons_build_one_plan_and_serve_on_when_it_has_gone(
             assert network(each) == ("tensorrt_plan", "")
 
 
+@pytest.mark.long
 def test_a_build_that_is_killed_is_told_and_a_changed_configuration_is_built(
     on_gpu: Callable[..., None],
     tmp_path: Path,
@@ -312,6 +313,7 @@ def test_a_build_that_is_killed_is_told_and_a_changed_configuration_is_built(
     assert not list(tmp_path.glob("state/plans/*/.*.tmp"))
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_while_a_plan_is_built_is_told_and_the_plan_follows_once_there_is_room(
     on_gpu: Callable[..., None],
     tmp_path: Path,
