@@ -41,8 +41,9 @@ _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
 # rendered drives 20 to 39, see benchmarks/paint.py.
 _GROWTH_KNOWN = np.array([0.025, 0.006, 1.6e-4, 6e-6])
 _GROWTH_UNKNOWN = np.array([0.2, 0.008, 1.6e-4, 6e-6])
-# Makes a matrix positive that may be zero.
-_HARDLY_ANY = np.diag(1e-12 * _PRIOR**2)
+# No detection is better than this, nor than rounding allows beside what was expected: what is known
+# for certain cannot be weighed.
+_LEAST_STD_M, _LEAST_SHARE = 0.001, 1e-9
 _DIAGONAL = np.arange(4)
 # A vehicle moves aside of where it points, in bends and in side wind: an error that all lines have
 # in common, for seconds.
@@ -134,6 +135,8 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
     moved = np.array([each.moved for each in filters])
     projected = powers @ (covariance + moved)
     expected = projected @ powers.transpose(0, 2, 1)
+    least = _LEAST_STD_M**2 + _LEAST_SHARE * expected[:, _DIAGONAL, _DIAGONAL]
+    noise[:, _DIAGONAL, _DIAGONAL] += least
     surprise = difference.transpose(0, 2, 1) @ np.linalg.solve(expected + noise, difference)
     noise *= np.maximum(1.0, surprise / _GATE)
     gain = np.linalg.solve(expected + noise, projected).transpose(0, 2, 1)
@@ -155,7 +158,11 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
 
 def polynomials(filters: Sequence[LaneFilter]) -> list[Polynomial]:
     """Return the estimates."""
-    moved = np.linalg.cholesky(np.array([each.moved for each in filters]) + _HARDLY_ANY)
+    # In units of the prior, as the coefficients are of unlike sizes; not by Cholesky's way, which
+    # wants a positive matrix.
+    scaled = np.array([each.moved for each in filters]) / np.outer(_PRIOR, _PRIOR)
+    values, vectors = np.linalg.eigh(scaled)
+    moved = _PRIOR[:, None] * vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
     by_angles = np.array([each.by_angles for each in filters])
     in_common = np.concatenate([by_angles, moved], axis=2)
     covariances = in_common @ in_common.transpose(0, 2, 1)

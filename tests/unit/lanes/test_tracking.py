@@ -336,3 +336,31 @@ def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> 
     # A vehicle that keeps its place tells a little of where its camera looks.
     assert math.sqrt(covariance[1, 1]) > math.radians(0.15)
     assert math.sqrt(covariance[1, 1]) < math.radians(0.4)
+
+
+@given(seed=st.integers(0, 1 << 32))
+def test_no_detection_or_motion_ends_it_or_makes_a_deviation_that_is_none(seed: int) -> None:
+    """Lines known for certain, or hardly at all, at any speed, with gaps: the camera's thread runs
+    it, and nobody catches what numpy would raise."""
+    rng = np.random.default_rng(seed)
+    sizes = np.array([0.1, 0.01, 1e-3, 1e-5])[:, None]
+
+    def detection(scale: float) -> Polynomial:
+        apart, angles = rng.normal(size=(4, 4)) * sizes, rng.normal(size=(4, 2)) * sizes * scale
+        covariance = scale**2 * apart @ apart.T + angles @ angles.T
+        least_m = rng.uniform(2, 20)
+        mean = rng.normal(size=4) * sizes[:, 0]
+        return Polynomial(mean, covariance, least_m, least_m + rng.uniform(0.5, 100), angles)
+
+    filters = [LaneFilter(detection(1.0)) for _ in range(3)]
+    for _ in range(30):
+        speed, yaw = rng.choice([0.0, 10.0, 150.0]), rng.choice([0.0, 0.3, -5.0])
+        motion = VehicleState(0, *((None, None) if rng.random() < 0.3 else (speed, yaw)))
+        predict(filters, float(rng.choice([1e-6, 0.03, 2.0, 10.0])), motion)
+        if rng.random() < 0.7:
+            correct(
+                filters, [detection(float(rng.choice([0.0, 1e-3, 1.0, 30.0]))) for _ in filters]
+            )
+        for each in polynomials(filters):
+            assert np.isfinite(each.covariance).all()
+            assert (np.diag(each.covariance) >= 0).all()
