@@ -58,6 +58,8 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             count = int(pb_utils.get_input_tensor_by_name(request, "N").as_numpy()[0])
             for each in range(count):
+                if sender.is_cancelled():
+                    break  # its caller has gone: nobody else would end it
                 sender.send(pb_utils.InferenceResponse(
                     [pb_utils.Tensor("I", np.array([each], np.int32))]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
