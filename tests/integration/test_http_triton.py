@@ -458,6 +458,7 @@ def test_generate_stream_sends_an_event_for_each_response(server: Server) -> Non
 
 
 def test_a_request_is_counted_by_the_metrics_and_by_the_model(server: Server) -> None:
+    assert call(server.url, "POST", "/v2/models/count/generate", {"N": 1}).status == 200
     text = call(server.url, "GET", "/metrics").body.decode()
     assert 'protocol="http"' in text
 
