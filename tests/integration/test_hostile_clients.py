@@ -321,9 +321,7 @@ def objects_larger_than_memory(target: Target) -> None:
         assert "grpc.max_message_bytes" in target.infer(in_region("UINT8", "r", size))
         large = in_region("UINT8", "r", LARGE_BYTES)
         told = target.at_once([lambda: target.infer(large, target.channel())] * 12)
-    # A response that a busy client does not read in time is cancelled.
-    refused = [each for each in told if each != "OK" and not each.startswith("CANCELLED")]
-    assert all("grpc.max_pending_bytes" in each for each in refused), refused
+    assert all(each == "OK" or "grpc.max_pending_bytes" in each for each in told), told
 
 
 def responses_that_nobody_reads(target: Target) -> None:
@@ -507,6 +505,7 @@ def compressed_requests(target: Target) -> None:
 
     told = target.at_once(
         [lambda how=how: unary(how) for how in (grpc.Compression.Gzip, grpc.Compression.Deflate)]
+        * 4
     )
     assert all("or set grpc.max_decompressed_bytes" in each for each in told)
     call = target.channel().stream_stream(SERVICE + "ModelStreamInfer")

@@ -77,30 +77,23 @@ def frames_of(source: FrameSource, for_s: float = PATIENCE_S) -> Iterator[Frame]
 @pytest.mark.parametrize("codec", ["h264", "h265"])
 def test_a_camera_is_seen_as_it_is_now(live_cameras: LiveCameras, codec: str) -> None:
     camera = live_cameras.rtsp(stamp=True, codec=codec)
-    late_ms = []
-    # The encoder begins anew with each viewer, and on a busy machine it is late at first: what the
-    # reader did not skip would be late each time.
-    while not late_ms or (min(late_ms) >= 250 and len(late_ms) < 5):
-        late_ms.append(_first_is_late_ms(camera.uri()))
-    assert min(late_ms) < 250, late_ms
-
-
-def _first_is_late_ms(uri: str) -> float:
-    """How much older than the others the first frame is; of 30 that are what they should be."""
-    [frames] = opened_again(lambda: first_frames(30, uri))
+    # The encoder begins anew with each viewer; the first time it is late, while it is loaded.
+    opened_again(lambda: first_frames(15, camera.uri()))
+    [frames] = opened_again(lambda: first_frames(30, camera.uri()))
     assert [frame.id for frame in frames] == list(range(30))
     assert {frame.clock for frame in frames} == {"rtp"}
     assert frames[0].image.pixel_format is PixelFormat.BGR
     assert frames[0].image.planes[0].shape == (360, 640, 3)
     captured = [frame.capture_mono_ns for frame in frames]
     assert captured == sorted(captured)
+    # What was sent before is skipped: the first frame is about as old as the others.
     ages = []
     for frame in frames:
         shown = read_time(frame.image.luma())
         if shown is not None:
             ages.append((frame.capture_mono_ns - shown) / 1e6)
     assert len(ages) > 20
-    return abs(ages[0] - float(np.median(ages)))
+    assert abs(ages[0] - float(np.median(ages))) < 250
 
 
 def test_a_camera_that_hangs_up_is_not_taken_for_something_else(live_cameras: LiveCameras) -> None:
@@ -169,7 +162,7 @@ def test_a_stream_whose_decoder_would_keep_a_gigabyte_of_pictures_is_refused(
     # On a busy machine the camera's encoder may be late.
     wait_until(
         lambda: "5120 x 3328, more than 16 megapixels; set a lower" in refused(),
-        3 * PATIENCE_S,
+        PATIENCE_S,
         otherwise=refused,
     )
 

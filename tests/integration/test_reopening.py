@@ -75,7 +75,7 @@ def test_a_host_that_drops_every_packet_or_is_unknown_holds_nobody(
         begun = time.monotonic()
         for step in range(30):
             watch.look(begun + step)
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < 1.0
 
 
 def test_a_device_that_is_plugged_in_again_is_seen(tmp_path: Path) -> None:
