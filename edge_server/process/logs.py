@@ -252,7 +252,7 @@ def _plain(text: str) -> str:
     return _shortened(masked(text)).translate(_ESCAPED)
 
 
-class LogLine(NamedTuple):
+class TailLine(NamedTuple):
     """A line of the log; `id` counts those of this process, `level` is a word like `warning`."""
 
     id: int
@@ -274,7 +274,7 @@ class LogTail(logging.Handler):
     def __init__(self, kept: int = 300) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter())
-        self._lines: deque[LogLine] = deque(maxlen=kept)
+        self._lines: deque[TailLine] = deque(maxlen=kept)
         self._count = 0
 
     @property
@@ -282,7 +282,7 @@ class LogTail(logging.Handler):
         """The id of the newest line; 0 before the first one."""
         return self._count
 
-    def after(self, line_id: int) -> list[LogLine]:
+    def after(self, line_id: int) -> list[TailLine]:
         """Return the lines that came after that one, the oldest first; all of them for an id that
         this process has not given."""
         lines = self._lines.copy()
@@ -295,7 +295,7 @@ class LogTail(logging.Handler):
             return
         self._count += 1
         at_ms = round(1e3 * record.created)
-        self._lines.append(LogLine(self._count, at_ms, record.levelname.lower(), text))
+        self._lines.append(TailLine(self._count, at_ms, record.levelname.lower(), text))
 
 
 @dataclass(frozen=True)
