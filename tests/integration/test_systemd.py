@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import socket
@@ -592,8 +591,12 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
         + "[grpc]\nport = 0\n[metrics]\nport = 0\n[http]\nport = 0\n"
     )
     daemon = Daemon(read_settings(config, {}), [lambda *_: let_go.wait(60)])
+    told: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
+        # As systemd does: what nobody reads fills the queue after ten messages.
+        reader = threading.Thread(target=_receive, args=(systemd, told), daemon=True)
+        reader.start()
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         give_up.start()
         daemon.start(stop)
@@ -607,19 +610,18 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
             still_hangs = daemon.pipelines[0].worker.alive
             let_go.set()
             give_up.cancel()
-        systemd.setblocking(False)
-        told = [message.partition("\n")[0] for message in iter(lambda: _received(systemd), "")]
+            systemd.shutdown(socket.SHUT_RD)
+            reader.join()
     assert still_hangs
     assert told[0] == "READY=1"
     assert told[-1] == "STOPPING=1"
     assert set(told[1:-1]) == {"WATCHDOG=1"}
 
 
-def _received(systemd: socket.socket) -> str:
-    """One message, or nothing where none is left."""
-    with contextlib.suppress(BlockingIOError):
-        return systemd.recv(4096).decode()
-    return ""
+def _receive(systemd: socket.socket, told: list[str]) -> None:
+    """The first line of each message, until the socket is shut down and its queue empty."""
+    while message := systemd.recv(4096).decode():
+        told.append(message.partition("\n")[0])
 
 
 def _doctor(container: Container) -> tuple[dict[str, Any], dict[str, list[str]]]:
