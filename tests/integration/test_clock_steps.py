@@ -65,7 +65,6 @@ def test_lanes_and_models_go_on_while_the_clock_jumps(
         '[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\nmax_age_ms = 1000\n'
     )
     process = start("--config", str(config))
-    process.drain()
     client = triton.InferenceServerClient(f"127.0.0.1:{process.port}")
     try:
         first = subscriber.wait(TOPIC, lambda m: m["lanes"])

@@ -441,7 +441,6 @@ def test_a_daemon_that_got_no_processor_goes_on(
         '[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\n'
     )
     process = start("--config", str(config))
-    process.drain()
 
     def frames() -> float:
         url = f"http://127.0.0.1:{process.metrics_port}/metrics"

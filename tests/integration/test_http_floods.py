@@ -45,7 +45,6 @@ def daemon(start: Callable[..., Process], tmp_path: Path) -> Iterator[Process]:
     process = start(
         f"--model-repository={tmp_path / 'models'}", f"--grpc-socket={tmp_path / 'grpc.sock'}"
     )
-    process.drain()
     yield process
     assert process.popen.poll() is None, process.log.read_text()
     assert "Traceback" not in process.log.read_text()
@@ -132,7 +131,6 @@ def test_a_loop_that_hangs_is_closed_and_opened_again_while_grpc_goes_on(
     process = start(
         f"--model-repository={tmp_path / 'models'}", f"--grpc-socket={tmp_path / 'grpc.sock'}"
     )
-    process.drain()
     assert _status(process) == b"200"
     hangs.touch()
     with triton.InferenceServerClient(f"unix://{tmp_path / 'grpc.sock'}") as client:

@@ -60,7 +60,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     process = Process(folder, f"--config={config}")
     try:
         process.wait_for("READY=1")
-        process.drain()
         yield process
     finally:
         process.close()

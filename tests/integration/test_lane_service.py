@@ -104,7 +104,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     process.folder = folder  # type: ignore[attr-defined]  # for the socket
     try:
         process.wait_for("READY=1")
-        process.drain()
         yield process
     finally:
         process.close()

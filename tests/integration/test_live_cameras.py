@@ -99,8 +99,6 @@ class Appliance:
         config.write_text("\n".join(lines) + "\n")
         self.subscriber = Subscriber(broker.port, "edge/v1/tested/#")
         self.process = start("--config", str(config))
-        # It runs for long, and would wait for systemd rather than report its cameras at once.
-        self.process.drain()
 
     def wait_for_lanes(self, camera: str = "front", **image: int) -> dict[str, Any]:
         """Wait for the lanes of a frame that is captured from now on, perhaps of a certain size."""

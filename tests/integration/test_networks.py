@@ -213,7 +213,6 @@ def daemon(config: Path) -> Iterator[Process]:
     process = Process(config.parent, f"--config={config}")
     try:
         process.wait_for("READY=1")
-        process.drain()
         yield process
     finally:
         process.close()

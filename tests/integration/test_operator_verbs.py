@@ -8,7 +8,6 @@ import pty
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ import cv2
 import numpy as np
 import pytest
 from support.free_ports import free_ports
+from support.notify_socket import NotifySocket
+from support.preloaded import start_daemon
 from support.verb import run_verb
 
 if TYPE_CHECKING:
@@ -47,18 +48,11 @@ class Appliance:
             *("--grpc", f"127.0.0.1:{port}"),
             *("--metrics", f"127.0.0.1:{metrics_port}"),
         )
-        notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        notify.bind(str(folder / "notify"))
-        notify.settimeout(TIMEOUT_S)
-        with (folder / "log").open("w") as log:
-            self.daemon = subprocess.Popen(
-                self.command("run"),
-                stderr=log,
-                env={**os.environ, "NOTIFY_SOCKET": str(folder / "notify")},
-            )
-        with notify:
-            while b"READY=1" not in notify.recv(4096):
-                pass
+        self.systemd = NotifySocket(folder)
+        environment = {**os.environ, "NOTIFY_SOCKET": self.systemd.address}
+        arguments = ["run", "--config", str(self.config)]
+        self.daemon = start_daemon(arguments, environment, folder / "log")
+        assert self.systemd.wait_for("READY=1", TIMEOUT_S), (folder / "log").read_text()
 
     def command(self, verb: str, *arguments: str) -> list[str]:
         edge_server = [sys.executable, "-m", "edge_server"]
@@ -79,6 +73,7 @@ def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Appliance]:
     yield started
     started.daemon.kill()
     started.daemon.wait()
+    started.systemd.close()
 
 
 def test_status_shows_models_cameras_broker_and_the_rest_on_one_screen(

@@ -129,7 +129,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     process = Process(folder, *flags_of(folder, *settings, front=FRONT, rear=ended))
     try:
         process.wait_for("READY=1")
-        process.drain()
         yield process
     finally:
         process.close()
@@ -382,8 +381,7 @@ def test_it_comes_back_after_a_restart_without_a_reload(
     assert page.evaluate(OLD)
     wait_for(page, "/s old/.test(document.querySelector('#road-age').textContent)")
     first.popen.wait()
-    second = start(*flags, f"--http-port={first.http_port}")
-    second.drain()
+    start(*flags, f"--http-port={first.http_port}")
     wait_for(page, LIVE)
     # Until the other camera has its first lanes, none come from it.
     wait_for(page, "document.querySelector('#link').textContent === 'live'")
@@ -395,7 +393,6 @@ def test_lanes_of_a_model_that_was_unloaded_grow_old_and_the_model_stays_in_its_
 ) -> None:
     flags = [*flags_of(tmp_path, front=FRONT), "--model-control-mode=explicit", "--load-model=*"]
     process = start(*flags)
-    process.drain()
     page = see().open(process.http_port)
     wait_for(page, ON_THE_ROAD)
     wait_for(page, f"!({OLD})")
@@ -424,7 +421,6 @@ def test_cameras_that_a_reload_removes_leave_the_page_and_hostile_texts_stay_tex
     flags = flags_of(tmp_path, __proto__="synthetic://road?seed=8&fps=5&width=320&height=180")
     flags += [f"--model-repository={tmp_path / 'models'}", "--exit-on-error=false"]
     process = start(*flags)
-    process.drain()
     seen = see()
     page = seen.open(process.http_port)
     wait_for(page, "![undefined, 300].includes(document.querySelector('#strip canvas')?.width)")

@@ -273,7 +273,6 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     found = Loaded(tmp_path_factory.mktemp("perf_analyzer"))
     try:
         found.process.wait_for("READY=1")
-        found.process.drain()
         yield found
     finally:
         found.process.close()

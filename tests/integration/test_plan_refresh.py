@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.mosquitto import Mosquitto, Subscriber, mosquitto_binary
+from support.notify_socket import NotifySocket
 from support.verb import run_verb
 
 from edge_server.backends.tensorrt.plan_options import side_car_path
@@ -139,15 +140,13 @@ def test_systemd_gets_ready_after_the_wait_while_a_build_goes_on(
     add_model("m")
     with site.config.open("a") as file:
         file.write("wait_for_plans_s = 1\n")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(60)
-        environment = site.environment("build_s=600", NOTIFY_SOCKET=str(tmp_path / "notify"))
+    with closing(NotifySocket(tmp_path)) as systemd:
+        environment = site.environment("build_s=600", NOTIFY_SOCKET=systemd.address)
         with subprocess.Popen(site.command(), env=environment, text=True) as process:
             try:
                 told: list[str] = []
                 while "READY=1" not in told or not any("STATUS=m: " in text for text in told):
-                    told.append(systemd.recv(4096).decode())
+                    told.append(systemd.said.get(timeout=60))
                 assert process.poll() is None
                 assert told.count("READY=1") == 1
             finally:

@@ -167,7 +167,6 @@ def test_a_candidate_with_a_good_verdict_is_promoted_and_one_that_differs_is_rec
         write_lane_network(repository, name, *sides)
     config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=0", ("candidate", "blind"))
     process = start(f"--config={config}")
-    process.drain()
     early = promote(tmp_path, "candidate")
     verdict = wait_for_verdict(mosquitto, "candidate", "good", process.log)
     assert verdict["frames"] >= 200
@@ -242,7 +241,6 @@ def test_a_candidate_that_crashes_or_hangs_costs_itself_alone(
     write_faulty(repository, "hangs", "while True: pass")
     config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=5", ("crashes", "hangs"))
     process = start(f"--config={config}")
-    process.drain()
     lanes_while_failing(process, mosquitto, ("crashes", "hangs"))
 
 
@@ -288,7 +286,6 @@ def test_a_candidate_that_fills_the_memory_costs_itself_alone(
     config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=5", ("fills",))
     process = start(f"--config={config}")
     memory_limit(process.popen.pid)
-    process.drain()
     lanes_while_failing(process, mosquitto, ("fills",))
 
 
@@ -317,7 +314,6 @@ def test_the_shipped_network_in_fewer_bits_gets_a_good_verdict(
     uri = "synthetic://road?seed=7&fps=0&width=640&height=360"
     config = write_settings(tmp_path, mosquitto, uri, ("candidate",), "lane_detection")
     process = start(f"--config={config}")
-    process.drain()
     # Some 650 frames, which both networks see.
     verdict = wait_for_verdict(mosquitto, "candidate", "good", process.log, 500.0)
     assert {each["name"] for each in verdict["measures"]} >= {"missed lines", "extra lines"}

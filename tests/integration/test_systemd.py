@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.adding_models import network
+from support.notify_socket import NotifySocket
 from support.systemd_machine import (
     CHECKOUT,
     CONFIG,
@@ -591,13 +592,8 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
         + "[grpc]\nport = 0\n[metrics]\nport = 0\n[http]\nport = 0\n"
     )
     daemon = Daemon(read_settings(config, {}), [lambda *_: let_go.wait(60)])
-    told: list[str] = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
-        # As systemd does: what nobody reads fills the queue after ten messages.
-        reader = threading.Thread(target=_receive, args=(systemd, told), daemon=True)
-        reader.start()
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with closing(NotifySocket(tmp_path)) as systemd:
+        monkeypatch.setenv("NOTIFY_SOCKET", systemd.address)
         give_up.start()
         daemon.start(stop)
         try:
@@ -610,18 +606,11 @@ def test_a_pipeline_that_hangs_ends_the_daemon_instead_of_feeding_the_watchdog(
             still_hangs = daemon.pipelines[0].worker.alive
             let_go.set()
             give_up.cancel()
-            systemd.shutdown(socket.SHUT_RD)
-            reader.join()
     assert still_hangs
+    told = [systemd.said.get().partition("\n")[0] for _ in range(systemd.said.qsize())]
     assert told[0] == "READY=1"
     assert told[-1] == "STOPPING=1"
     assert set(told[1:-1]) == {"WATCHDOG=1"}
-
-
-def _receive(systemd: socket.socket, told: list[str]) -> None:
-    """The first line of each message, until the socket is shut down and its queue empty."""
-    while message := systemd.recv(4096).decode():
-        told.append(message.partition("\n")[0])
 
 
 def _doctor(container: Container) -> tuple[dict[str, Any], dict[str, list[str]]]:

@@ -300,7 +300,6 @@ def test_the_tutorials_ensemble_serves_with_packages_and_a_python_of_its_own(
 
     process = Process(tmp_path, f"--config={settings}", f"--model-repository={repository}")
     try:
-        process.drain()
         client = triton.InferenceServerClient(f"127.0.0.1:{process.port}")
         wait_until(
             lambda: is_ready(process, client, "ensemble_model"),
