@@ -30,6 +30,35 @@ venv_of() {
     "$1" -c 'import sys; print(".venv-%d.%d" % sys.version_info[:2])'
 }
 
+# package_tools: uv and cyclonedx-py, as locked, in .venv-package.
+package_tools() {
+    local tools=$root/.venv-package lock=$root/scripts/debian_package/locks/tools.txt wanted
+    wanted=$(sha256sum <"$lock")
+    [ "$(cat "$tools/.installed" 2>/dev/null)" = "$wanted" ] && return
+    echo "installing uv and cyclonedx-py into ${tools##*/} …" >&2
+    "$(any_python)" -m venv "$tools" || return
+    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+        --only-binary :all: --require-hashes -r "$lock" || return
+    echo "$wanted" >"$tools/.installed"
+}
+
+# install_checkout DIRECTORY EXTRAS: this checkout with its extras into an environment. Where the script
+# has $uv, it does so with pip's settings; pip does otherwise, and where uv cannot: some settings are
+# pip's alone.
+install_checkout() {
+    local settings=()
+    if [ -x "${uv-}" ]; then
+        mapfile -t settings < <("$1/bin/python" -m pip config list | sed -n "s/'//g
+            s/^[^=]*\.index-url=/UV_DEFAULT_INDEX=/p
+            s/^[^=]*\.find-links=/UV_FIND_LINKS=/p
+            s/^[^=]*\.constraint=/UV_CONSTRAINT=/p
+            s/^[^=]*\.cert=/SSL_CERT_FILE=/p")
+        env "${settings[@]}" "$uv" pip install --quiet --python "$1/bin/python" --editable "${root}[$2]" >&2 && return
+        echo "uv cannot, for the reason above; pip tries" >&2
+    fi
+    "$1/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --editable "${root}[$2]" >&2
+}
+
 # make_venv DIRECTORY PYTHON EXTRAS [OPTION]: an environment with this checkout and its extras in
 # it, OPTION as of python -m venv; a second call does nothing until pyproject.toml changes. Most of
 # what is installed is never imported, so nothing is compiled before it is.
@@ -39,8 +68,7 @@ make_venv() {
     wanted=$(cat "$root/pyproject.toml" - <<<"$3" | sha256sum)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     echo "installing edge-server[$3] into ${1#"$root"/} …" >&2
-    if ! "$2" -m venv ${4:+"$4"} "$1" ||
-        ! "$1/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --editable "${root}[$3]" >&2; then
+    if ! "$2" -m venv ${4:+"$4"} "$1" || ! install_checkout "$1" "$3"; then
         echo "${1#"$root"/} is not complete, for the reason above: pip needs PyPI, or the mirror that" \
             "PIP_INDEX_URL names, and some hundred MB of disk; then run this again" >&2
         return 1
