@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.boards import plant
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.board import watch
 from edge_server.board.board import read_board
@@ -47,7 +47,7 @@ def hanging(tmp_path: Path) -> Iterator[Path]:
     sensor_reader.start()
     for thread in threading.enumerate():
         if thread.name == "board":
-            thread.join(10)
+            thread.join(TIMEOUT_S)
     end.set()
     sensor_reader.join()
 
@@ -94,6 +94,6 @@ def test_lanes_go_on_and_the_daemon_ends(
         assert running.is_alive()
     finally:
         stop.set()
-        running.join(10)
+        running.join(TIMEOUT_S)
         daemon.stop()
     assert not running.is_alive()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server import errors
 from edge_server.api.grpc.methods import streaming, unary
@@ -50,12 +51,12 @@ def call() -> Iterator[Any]:
     def call_and_fail(error: Exception) -> grpc.RpcError:
         failures["Method"] = error
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/test/Method")(b"", timeout=10)
+            channel.unary_unary("/test/Method")(b"", timeout=TIMEOUT_S)
         return caught.value
 
     def stream_and_fail(error: Exception) -> grpc.RpcError:
         failures["Method"] = error
-        answers = channel.stream_stream("/stream/Method")(iter([]), timeout=10)
+        answers = channel.stream_stream("/stream/Method")(iter([]), timeout=TIMEOUT_S)
         assert next(answers) == b"first"
         with pytest.raises(grpc.RpcError) as caught:
             next(answers)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.api.access import AccessRules
 from edge_server.api.calls import CallThreads
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edge_server.api.grpc.methods import UnaryCall
-
-TIMEOUT_S = 20.0
 
 
 class Door:

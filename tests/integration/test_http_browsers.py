@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tritonclient.http as triton
 from integration.test_http_triton import Server, call, start
+from support.waiting import TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 CHROMIUM = Path("/usr/bin/chromium")
-TIMEOUT_S = 20.0
 # What changes something, and what only reads: of every listener.
 _CHANGES = (
     "/v2/repository/models/add/unload",

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 import tritonclient.grpc as triton_grpc
 from integration.test_http_triton import READY, Server, call, start, tensor
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TIMEOUT_S = 20.0
 # All that a client may get for what it wrote; 501 also where it names a method that is none.
 _THREADS = 32
 CODES = {200, 400, 401, 403, 404, 405, 413, 429, 500, 501, 503}
@@ -180,7 +179,7 @@ def test_five_hundred_sockets_that_hold_on_stop_neither_grpc_nor_the_unix_socket
             triton_grpc.InferenceServerClient(f"127.0.0.1:{server.daemon.grpc_port}")
         )
         for client in (over_socket, over_tcp):
-            assert client.is_server_ready(client_timeout=5.0)
+            assert client.is_server_ready(client_timeout=TIMEOUT_S)
         # A client that sends its request at once is served, whoever holds the other connections.
         assert call(server.url, "GET", READY).status == 200
         assert call(server.url, "POST", "/v2/models/add/infer", tensor()).status == 200

@@ -18,7 +18,7 @@ import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.api.http import connection as connections
 from edge_server.api.http.call import HttpCall
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
-
-TIMEOUT_S = 10.0
 
 
 async def _echo(request: Request) -> Response:

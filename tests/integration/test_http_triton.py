@@ -15,6 +15,7 @@ import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 import tritonclient.utils.shared_memory as shm
+from support.waiting import TIMEOUT_S
 
 from edge_server.api.grpc.client import DaemonClient
 from edge_server.daemon.daemon import Daemon
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TIMEOUT_S = 20.0
 READY = "/v2/health/ready"
 _ADD = """
 import numpy as np

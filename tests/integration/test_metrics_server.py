@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.api.http.metrics import metrics_alone
 from edge_server.api.http.server import HttpListener, HttpServer
@@ -23,7 +24,6 @@ from edge_server.settings import Http
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TIMEOUT_S = 10.0
 LIMITS = Http(max_connections=32, message_timeout_ms=1000)
 
 

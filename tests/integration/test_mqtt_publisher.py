@@ -21,7 +21,7 @@ import numpy as np
 import paho.mqtt.client as paho
 import pytest
 from google.protobuf import json_format
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.board.board import Identity
 from edge_server.inference.registry import ModelEntry, ModelState
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from support.certificates import Authority
     from support.mosquitto import Mosquitto
 
-TIMEOUT_S = 10.0
 ROOT = "edge/v1/truck-7"
 CONNACK, PINGREQ, PINGRESP = b"\x20\x03\x00\x00\x00", b"\xc0\x00", b"\xd0\x00"
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-test")

@@ -18,7 +18,7 @@ import tritonclient.grpc as triton
 from support.daemon_process import Process
 from support.fake_board import FakeBoard
 from support.free_ports import free_ports
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -239,7 +239,7 @@ def test_recordings_are_made_listed_and_downloaded(
     for wrong in ("events.jsonl", "..%2Fedge.toml", f"{name}.part"):
         url = f"http://127.0.0.1:{daemon.http_port}/page/recordings/{wrong}"
         with pytest.raises(HTTPError, match="404"):
-            urllib.request.urlopen(url, timeout=10)
+            urllib.request.urlopen(url, timeout=TIMEOUT_S)
 
 
 def test_the_log_and_the_settings_are_shown_without_secrets(
@@ -451,19 +451,18 @@ def test_more_sockets_than_pages_are_refused_and_everything_else_goes_on(
                 refused += error.response.status_code == 403
             else:
                 each.send('{"look_at": {"front": "large"}}')
-                each.recv(timeout=10)
+                each.recv(timeout=TIMEOUT_S)
         told = f"http://127.0.0.1:{daemon.http_port}/page/token"
         with pytest.raises(HTTPError, match="503"):
-            urllib.request.urlopen(told, timeout=10)
+            urllib.request.urlopen(told, timeout=TIMEOUT_S)
         assert refused == 50 - (MOST_PAGES - 2)
         health = f"http://127.0.0.1:{daemon.http_port}/v2/health/ready"
-        with urllib.request.urlopen(health, timeout=10) as answer:
+        with urllib.request.urlopen(health, timeout=TIMEOUT_S) as answer:
             assert answer.status == 200
         for page in (first.page, second.page):
             before = lane_pixels(page)
             wait_until(
                 lambda page=page, before=before: (before != lane_pixels(page)).any(),
-                20,
                 otherwise="the picture stands still",
             )
         assert not first.errors

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from support.free_ports import free_ports
+from support.waiting import TIMEOUT_S
 
 from edge_server.cameras.live_source import PortProbe, ReturnWatch, watch_device
 from edge_server.cameras.source_uri import parse_source_uri
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.live_cameras.started import LiveCameras
-
-PATIENCE_S = 20.0
 
 
 def port_watch(host: str, port: int) -> ReturnWatch:
@@ -41,7 +40,7 @@ def test_a_port_that_opens_again_is_seen() -> None:
     watch = port_watch("localhost", port)
     assert not looks(watch, 1.0)
     with socket.create_server(("127.0.0.1", port)):
-        assert looks(watch, PATIENCE_S)
+        assert looks(watch, TIMEOUT_S)
 
 
 def test_the_watch_holds_where_a_process_has_more_than_1024_descriptors() -> None:
@@ -55,7 +54,7 @@ def test_the_watch_holds_where_a_process_has_more_than_1024_descriptors() -> Non
         assert not looks(watch, 1.0)
         wake = Wake()
         wake.ring()
-        wake.wait(PATIENCE_S)
+        wake.wait(TIMEOUT_S)
         wake.close()
 
 
@@ -83,4 +82,4 @@ def test_a_device_that_is_plugged_in_again_is_seen(tmp_path: Path) -> None:
     watch = watch_device(parse_source_uri(f"v4l2://{device}"))
     assert not looks(watch, 0.5)
     device.touch()
-    assert looks(watch, PATIENCE_S)
+    assert looks(watch, TIMEOUT_S)

@@ -7,6 +7,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.process import sd_notify
 from edge_server.process.sd_notify import notify, watchdog_period_s
@@ -22,7 +23,7 @@ class Listener:
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)
-        self._socket.settimeout(5)
+        self._socket.settimeout(TIMEOUT_S)
 
     def received(self) -> str:
         return self._socket.recv(4096).decode()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.api.admission import MIB
 from edge_server.api.calls import CallThreads
@@ -16,8 +17,6 @@ from edge_server.api.grpc.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-TIMEOUT_S = 20.0
 
 
 def test_a_stream_whose_client_does_not_read_ends_and_gives_its_bytes_back(

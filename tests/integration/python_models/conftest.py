@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import ModelEntry
     from edge_server.requests import ResponseCallback
 
-TIMEOUT_S = 20.0
 IO = (
     'input { name: "x" data_type: TYPE_INT32 dims: -1 } '
     'output { name: "y" data_type: TYPE_INT32 dims: -1 } '

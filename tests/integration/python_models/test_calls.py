@@ -72,7 +72,7 @@ def execute(self, requests):
         return served.registry.snapshot.entries["double", 1].is_idle
 
     # Its call is counted a moment after its response.
-    wait_until(idle, 10.0)
+    wait_until(idle)
     assert served.registry.wait_closed(20)
     assert served.values("m", 2) == [4]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -235,7 +236,7 @@ def test_a_stream_of_large_responses_needs_no_more_memory_than_is_looked_at(serv
 
     request = InferRequest("m", {"x": Tensor(np.zeros(1, np.int32))})
     served.plane.submit(request, look)
-    assert seen.wait(20)
+    assert seen.wait(TIMEOUT_S)
     assert sizes == [250_000] * 50
 
 
@@ -260,11 +261,11 @@ def test_a_slow_reader_of_responses_holds_up_nobody_else(serve: Serve) -> None:
     )
     slow = Slow()
     served.plane.submit(InferRequest("m", {"x": Tensor(np.array([1000], np.int32))}), slow)
-    assert slow.begun.wait(20)
+    assert slow.begun.wait(TIMEOUT_S)
     for _ in range(50):
         assert len(served.submit("m", 1).values()) == 1
     slow.go_on.set()
-    assert slow.over.wait(20)
+    assert slow.over.wait(TIMEOUT_S)
     assert [answer[0] for answer in slow.heard] == list(range(1000))
 
 
@@ -277,7 +278,7 @@ class Slow:
 
     def __call__(self, answer: Any, final: bool) -> None:
         self.begun.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(TIMEOUT_S)
         if answer is not None:
             self.heard.append(answer.outputs["y"].array.tolist())
         if final:
@@ -307,12 +308,12 @@ def test_a_model_waits_for_a_slow_reader_of_its_responses(serve: Serve) -> None:
     )
     slow = Slow()
     served.plane.submit(InferRequest("m", {"x": Tensor(np.array([1], np.int32))}), slow)
-    assert slow.begun.wait(20)
+    assert slow.begun.wait(TIMEOUT_S)
     seen = [-1]
     while seen[-1] != 64:
         (sent,) = served.submit("m", 0).values()
         assert seen[-1] <= sent[0] <= 64
         seen += sent
     slow.go_on.set()
-    assert slow.over.wait(20)
+    assert slow.over.wait(TIMEOUT_S)
     assert len(slow.heard) == 1000

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.context import ModelLog, start_message
@@ -18,8 +19,6 @@ from edge_server.model_config.parse import read_model_config
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-TIMEOUT_S = 20.0
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def test_pauses_grow_while_initialize_fails(serve: Serve, tmp_path: Path) -> Non
     marker.touch()
     with pytest.raises(InternalError):
         served.infer("m", 1)
-    wait_until(lambda: "still broken" in served.model("m").not_ready_reason(), 20)
+    wait_until(lambda: "still broken" in served.model("m").not_ready_reason())
     marker.unlink()
     served.wait_until_ready("m")
 
@@ -292,7 +292,7 @@ def test_what_a_model_has_started_ends_with_it(serve: Serve) -> None:
     )
     (pid,) = served.values("m", 1)
     served.registry.clear()
-    wait_until(lambda: not is_running(pid), 20)
+    wait_until(lambda: not is_running(pid))
 
 
 def test_a_process_that_sends_an_invalid_message_is_ended_at_once_and_the_reason_is_named(

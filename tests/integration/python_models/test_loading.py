@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-TIMEOUT_S = 20.0
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 DOUBLE = "def execute(self, requests):\n    return [y(x(r) * 2) for r in requests]"
 TRIPLE = "def execute(self, requests):\n    return [y(x(r) * 3) for r in requests]"
