@@ -261,7 +261,7 @@ def test_a_changed_size_of_jpegs_is_that_of_the_next_frame(live_cameras: LiveCam
 def test_the_command_line_probes_a_camera_and_keeps_its_password(
     live_cameras: LiveCameras, tmp_path: Path
 ) -> None:
-    camera = live_cameras.rtsp(user="driver", password=AWKWARD)
+    camera = live_cameras.rtsp(user="driver", password=AWKWARD, fps=6)
     login = tmp_path / "login"
     login.write_text(f"driver:{AWKWARD}")
     picture = tmp_path / "seen.png"
@@ -275,7 +275,7 @@ def test_the_command_line_probes_a_camera_and_keeps_its_password(
     facts = dict(line.split(None, 1) for line in done.stdout.splitlines())
     assert facts["source"].endswith(f"{uri}")
     assert facts["size"] == "640 x 360"
-    assert 10 < float(facts["fps"]) < 20
+    assert 4 < float(facts["fps"]) < 8
     assert picture.read_bytes().startswith(b"\x89PNG")
     refused = probe()
     assert refused.returncode == 69

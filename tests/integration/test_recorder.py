@@ -250,8 +250,9 @@ def test_a_recorder_that_is_killed_leaves_files_that_are_read_to_their_last_chun
             [sys.executable, str(program), str(tmp_path)], stdout=subprocess.PIPE
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == b"started\n"
-        time.sleep(0.2 + float(chance.random()) / 2)
+        # Of some seconds of its own time; a chunk has one of them, a file three.
+        for second in range(int(chance.integers(2, 12))):
+            assert process.stdout.readline() == b"%d\n" % (30 * second)
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

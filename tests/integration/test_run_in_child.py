@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import math
 import os
 import signal
@@ -38,13 +39,14 @@ def test_a_process_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPat
         pids.append(pid)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
+    gc.collect()  # a test before this one may have left some
     before = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(os, "pidfd_open", without_a_descriptor)
     with pytest.raises(OSError, match="Too many open files"):
         run_in_child("signal:pause")
     (pid,) = pids
     assert not is_running(pid)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_the_result_of_the_function_comes_back() -> None:
@@ -126,7 +128,7 @@ def test_a_crash_is_the_end_of_what_the_process_has_started(tmp_path: Path) -> N
     program = f"sleep 600 & echo $! >>{pids}; kill -ABRT $PPID"
     assert failure("os:system", program, timeout_s=30) == "died of SIGABRT"
     pid = int(pids.read_text())
-    wait_until(lambda: not is_running(pid), 20)
+    wait_until(lambda: not is_running(pid))
 
     forks = "__import__('os').fork() and __import__('os').abort() or __import__('signal').pause()"
     assert failure("builtins:eval", forks, timeout_s=30) == "died of SIGABRT"
@@ -148,7 +150,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path, start_s: int) -> None:
     time.sleep(start_s / 2)
     parent.send_signal(signal.SIGKILL)
     parent.wait(30)
-    wait_until(lambda: not is_running(int(pids[0])), 20)
+    wait_until(lambda: not is_running(int(pids[0])))
 
 
 def test_a_package_s_own_folder_among_the_paths_hides_no_module_of_python(

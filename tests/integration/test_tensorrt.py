@@ -242,7 +242,7 @@ def test_a_plan_is_built_from_the_onnx_file_beside_it_while_the_old_one_serves(
     tmp_path: Path,
     follow: Callable[[], tuple[Process, triton.InferenceServerClient]],
 ) -> None:
-    on_gpu("build_s=1.5")
+    on_gpu("build_s=3")
     model = tmp_path / "models" / "adding"
     adding(model / "1" / "model.onnx", 1)
     (model / "config.pbtxt").write_text(BUILT_HERE)

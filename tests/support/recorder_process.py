@@ -5,6 +5,7 @@ recorder_process.py DIRECTORY
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -16,8 +17,9 @@ from support.mcap_drive import Drive
 drive = Drive(Path(sys.argv[1]), file_s=3)
 began_ns = drive.now_ns
 drive.recorder.start()
-print("started", flush=True)
-while True:
+for number in itertools.count():
+    if number % 30 == 0:
+        print(number, flush=True)
     drive.give(jpeg=True)  # moves the clock by the time of a frame
     while drive.recorder._waiting:  # it would leave out what it has no time for
         time.sleep(0.001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -202,7 +203,8 @@ def test_a_file_that_became_a_pipe_is_refused(repository: Path) -> None:
 
 def test_nothing_stays_open(repository: Path) -> None:
     (repository / "m" / "1" / "link").symlink_to("/")
+    gc.collect()  # a test before this one may have left some
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - descriptors, not paths
     for _ in range(3):
         read_repositories([repository])
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
