@@ -84,8 +84,15 @@ def wait_until_it_hangs(process: Process) -> None:
     wait_until(lambda: "hangs in" in process.log.read_text(), otherwise=process.log.read_text)
 
 
-@pytest.mark.parametrize("mode", ["none", "poll"])
-@pytest.mark.parametrize("code", [HANGS, HANGS_BEFORE])
+@pytest.mark.parametrize(
+    ("mode", "code"),
+    [
+        ("none", HANGS_BEFORE),
+        ("poll", HANGS),
+        pytest.param("none", HANGS, marks=pytest.mark.long),
+        pytest.param("poll", HANGS_BEFORE, marks=pytest.mark.long),
+    ],
+)
 def test_a_stop_waits_for_no_model_that_hangs_while_the_daemon_starts(
     mode: str, code: str, begin: Callable[..., Process], repository: Path, tmp_path: Path
 ) -> None:
@@ -109,7 +116,7 @@ def test_a_stop_waits_for_no_pushed_model_that_hangs(
     assert "still loading" not in server.log
 
 
-@pytest.mark.parametrize("code", [HANGS, HANGS_BEFORE])
+@pytest.mark.parametrize("code", [HANGS, pytest.param(HANGS_BEFORE, marks=pytest.mark.long)])
 def test_a_push_ends_the_load_of_the_one_before_it_that_hangs(
     code: str, serve: Callable[..., Server], repository: Path
 ) -> None:

@@ -170,7 +170,7 @@ def wait_for(server: Server, states: Subscriber, state: str, content: str = "", 
     def heard() -> object:
         return states.messages.get(TOPIC, [])[-3:], server.log[-3000:]
 
-    return wait_until(found, WAIT_S, otherwise=heard, every_s=0.05)
+    return wait_until(found, WAIT_S, otherwise=heard, every_s=0.1)
 
 
 def wait_for_fault(states: Subscriber, says: str) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Calls:
     def _call(self) -> None:
         x = triton.InferInput("x", [1], "FP32")
         x.set_data_from_numpy(np.zeros(1, np.float32))
-        while not self._over.is_set():
+        while not self._over.wait(0.01):  # 400 calls a second, which leave the servers a processor
             try:
                 self.answers.append(float(self._client.infer("m", [x]).as_numpy("y")[0]))
             except InferenceServerException as error:

@@ -168,10 +168,6 @@ def settings(folder: Path, repository: Path, broker: Mosquitto) -> Path:
         model = "surface"
         region = "0,360,1280,360"
         deadline_ms = 5000
-        [cameras.road.networks.candidate]
-        model = "lane_detection"
-        shadow_of = "lanes"
-        deadline_ms = 5000
         [cameras.road.networks.objects]
         model = "objects"
         max_hz = 1
@@ -310,30 +306,8 @@ def test_a_stream_of_networks_has_a_window(daemon: Process) -> None:
             next(call(iter([pb.StreamNetworksRequest(networks=["road/signals"])]), timeout=WAIT_S))
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND
         assert (
-            "there are: road/signs, road/broken, road/surface, road/can" in raised.value.details()
+            "there are: road/signs, road/broken, road/surface, road/obj" in raised.value.details()
         )
-
-
-def test_a_candidate_has_a_retained_verdict_and_publishes_nothing_else(
-    daemon: Process, broker: Mosquitto
-) -> None:
-    topics = Topics("truck-7")
-    with listening(broker, topics.verdict("road", "candidate")) as inbox:
-        # 25 frames, and nine times their run of rest.
-        (message, *_) = wait_until(lambda: inbox.matching(lambda each: each.payload), 100)
-    verdict = json.loads(message.payload)
-    assert (verdict["model"], verdict["served"]) == ("lane_detection", "lane_detection")
-    assert (verdict["outcome"], verdict["frames"] % 25) == ("watching", 0)
-    measures = {each["name"]: each for each in verdict["measures"]}
-    assert measures["missed lines"]["value"] == 0
-    assert measures["missed lines"]["high"] > 0
-    # Whoever asks again later gets it at once.
-    with listening(broker, topics.verdict("road", "candidate")) as inbox:
-        assert inbox.wait_for(lambda each: each.retain)
-    with listening(broker, topics.network("road", "candidate")) as inbox:
-        with listening(broker, topics.network("road", "signs")) as others:
-            assert others.wait_for(lambda each: each.payload)
-        assert inbox.matching(lambda _: True) == []
 
 
 def test_a_camera_without_lanes_has_networks_alone(daemon: Process, broker: Mosquitto) -> None:

@@ -170,6 +170,9 @@ def test_a_candidate_with_a_good_verdict_is_promoted_and_one_that_differs_is_rec
     early = promote(tmp_path, "candidate")
     verdict = wait_for_verdict(mosquitto, "candidate", "good", process.log)
     assert verdict["frames"] >= 200
+    # Whoever asks again later gets it at once.
+    with listening(mosquitto, TOPICS.verdict("road", "candidate")) as inbox:
+        assert inbox.wait_for(lambda each: each.retain)
     # Before that it had to be forced.
     assert (early.returncode, "candidate: no good verdict" in early.stderr) == (1, True)
     worse = promote(tmp_path, "blind")
@@ -239,7 +242,7 @@ def test_a_candidate_that_crashes_or_hangs_costs_itself_alone(
     write_lane_network(repository, "lanes", -1, 1)
     write_faulty(repository, "crashes", "os._exit(5)")
     write_faulty(repository, "hangs", "while True: pass")
-    config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=5", ("crashes", "hangs"))
+    config = write_settings(tmp_path, mosquitto, f"{ROAD}&fps=2", ("crashes", "hangs"))
     process = start(f"--config={config}")
     lanes_while_failing(process, mosquitto, ("crashes", "hangs"))
 

@@ -300,17 +300,10 @@ def test_models_that_are_pushed_serve_and_serve_again_after_a_crash_without_thei
         container.do("systemctl", "stop", "edge-server")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param(ROAD + "colour = 1\n", id="unknown-key"),
-        # Nothing but an inference shows this one; so being active says that one went well.
-        pytest.param(ROAD + 'model = "lane_decode"\n', id="camera-model-gives-no-lanes"),
-    ],
-)
-def test_a_wrong_configuration_is_no_reason_to_try_again(unit: Unit, wrong: str) -> None:
+def test_a_wrong_configuration_is_no_reason_to_try_again(unit: Unit) -> None:
     was_active_us = unit["ActiveEnterTimestampMonotonic"]
-    assert unit.start_with(wrong) != 0
+    # Nothing but an inference shows this one; so being active says that one went well.
+    assert unit.start_with(ROAD + 'model = "lane_decode"\n') != 0
     # One that is to be restarted would be `activating` by now.
     assert unit["ActiveState"] == "failed"
     assert unit["ExecMainStatus"] == "78"

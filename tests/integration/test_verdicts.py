@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.adding_models import build, network
+from support.waiting import wait_until
 
 from .delivery.verbs import models
 
@@ -87,8 +88,7 @@ def test_a_push_can_wait_until_the_probation_is_over(
         stderr=subprocess.PIPE,
         text=True,
     )
-    while push.poll() is None:
-        server.answer()
+    wait_until(lambda: server.answer() and push.poll() is not None, TIMEOUT_S)
     said, errors = push.communicate()
     assert push.returncode == 0, errors
     assert said.endswith(" serves\n")

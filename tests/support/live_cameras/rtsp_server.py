@@ -46,7 +46,7 @@ ENCODERS = {
     "! rtph265pay name=pay0 pt=96 config-interval=1",
     "jpeg": "jpegenc quality=80 ! rtpjpegpay name=pay0 pt=26",
 }
-PLAIN = {"black": 16, "white": 235, "grey": 60}
+PLAIN = {"black": 16}
 
 
 class Pictures:
