@@ -90,15 +90,17 @@ def test_a_caller_in_a_hurry_does_not_cost_the_others_a_slow_process(serve: Serv
 def test_a_caller_in_a_hurry_does_not_cost_those_of_its_batch_their_responses(serve: Serve) -> None:
     served = serve(
         m=(
-            "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 300000 }",
+            # All three at once, as soon as they are there.
+            "max_batch_size: 8 dynamic_batching { preferred_batch_size: 3 "
+            "max_queue_delay_microseconds: 20000000 }",
             """
             def execute(self, requests):
-                time.sleep(1.2)
+                time.sleep(3.2)
                 return [y([[len(requests)]]) for r in requests]
             """,
         )
     )
-    hurried = served.submit("m", [1], deadline=time.monotonic() + 1.0)
+    hurried = served.submit("m", [1], deadline=time.monotonic() + 3.0)
     patient = [served.submit("m", [1]), served.submit("m", [1], deadline=time.monotonic() + 20)]
     assert [answers.values() for answers in patient] == [[[[3]]], [[[3]]]]
     assert hurried.values() == [[[3]]]
@@ -151,7 +153,13 @@ def test_an_initialize_that_fails_fails_the_load(serve: Serve) -> None:
     assert {entry.state for entry in served.failed} == {ModelState.UNAVAILABLE}
 
 
-@pytest.mark.parametrize("body", ["time.sleep(600)", "while True: print('still here')"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "time.sleep(600)",
+        pytest.param("while True: print('still here')", marks=pytest.mark.long),
+    ],
+)
 def test_an_initialize_that_hangs_is_ended(serve: Serve, body: str) -> None:
     limit = 'parameters { key: "initialize_timeout_s" value { string_value: "4" } }'
     served = serve(m=(limit, f"def initialize(self, args):\n    {body}"))
@@ -260,8 +268,8 @@ def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
     served.registry.clear()
     del served
     gc.collect()
-    assert open_files() == files
-    assert threading.active_count() == threads
+    assert open_files() <= files
+    assert threading.active_count() <= threads
 
 
 def test_a_model_that_does_not_finalize_is_ended_and_that_is_logged(
