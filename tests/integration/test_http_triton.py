@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import http.client
 import json
+import os
 import socket
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -354,15 +355,14 @@ def test_tritons_client_controls_and_describes_the_server(server: Server) -> Non
 
 def test_tritons_client_uses_shared_memory(server: Server) -> None:
     values = np.array([4.0, 5.0], np.float32)
-    region = shm.create_shared_memory_region("http", "/edge_http_test", 24)
+    key = f"/edge_http_{os.getpid()}"
+    region = shm.create_shared_memory_region("http", key, 24)
     try:
         shm.set_shared_memory_region(region, [values])
         with triton.InferenceServerClient(server.url) as client:
-            client.register_system_shared_memory("http", "/edge_http_test", 24)
+            client.register_system_shared_memory("http", key, 24)
             status = client.get_system_shared_memory_status()
-            assert status == [
-                {"name": "http", "key": "/edge_http_test", "offset": 0, "byte_size": 24}
-            ]
+            assert status == [{"name": "http", "key": key, "offset": 0, "byte_size": 24}]
             given = triton.InferInput("A", [2], "FP32")
             given.set_shared_memory("http", 8)
             wanted = triton.InferRequestedOutput("SUM")

@@ -4,6 +4,7 @@ rolling restart fails no call, sequences stay on one server, and shared memory i
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import threading
@@ -201,12 +202,13 @@ def test_behind_nginx_shared_memory_is_registered_with_each_server(
 ) -> None:
     servers = start_servers(2)
     nginx = start_nginx(servers)
-    region = shared_memory.create_shared_memory_region("balanced", "/edge_balanced", 4)
+    key = f"/edge_balanced_{os.getpid()}"
+    region = shared_memory.create_shared_memory_region("balanced", key, 4)
     try:
         shared_memory.set_shared_memory_region(region, [np.array([5], np.float32)])
         for port in servers.ports:
             with triton.InferenceServerClient(f"127.0.0.1:{port}") as direct:
-                direct.register_system_shared_memory("balanced", "/edge_balanced", 4)
+                direct.register_system_shared_memory("balanced", key, 4)
         x = triton.InferInput("x", [1], "FP32")
         x.set_shared_memory("balanced", 4)
         with triton.InferenceServerClient(f"127.0.0.1:{nginx.port}") as client:

@@ -222,7 +222,7 @@ def test_a_crash_is_restarted(active: Unit, how: str) -> None:
 def test_a_hang_is_ended_by_the_watchdog_and_restarted(active: Unit) -> None:
     before = active["MainPID"]
     active.kill("STOP")
-    wait_until(lambda: active.restarted(before))
+    wait_until(lambda: active.restarted(before), timeout_s=90)
     said = [text for _, text in active.journal()]
     assert any("Watchdog timeout" in text for text in said)
     # Where it hung: PYTHONFAULTHANDLER.

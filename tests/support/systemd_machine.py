@@ -118,13 +118,12 @@ class Container:
 
 CHECKOUT = Path(__file__).parents[2]
 SHIPPED_MODELS = "/usr/share/edge_server/models"
-# The units are run as shipped but for this. A shorter watchdog saves 8 s; of restarts at once more
-# come within 10 s than systemd allows by default. Where other tests keep the cores busy, what runs
+# The units are run as shipped but for this. Of restarts at once more come within 10 s than systemd
+# allows by default. Where other tests keep the cores busy, what runs
 # behind everything would wait for minutes. The checkout and its Python may lie in a home, which
 # ProtectHome=yes hides; an installed package lies in /usr.
 DROP_IN = """
 [Service]
-WatchdogSec=2
 RestartSec=100ms
 Nice=0
 CPUWeight=100
