@@ -85,11 +85,11 @@ def test_lanes_over_grpc_and_on_mqtt_agree_for_the_same_frame(
 
 
 def test_a_stock_client_finds_the_whole_protocol(
-    start: Callable[..., Process],
+    shipped: Process,
     client: Callable[..., triton.InferenceServerClient],
     road_input: triton.InferInput,
 ) -> None:
-    server = client(start("--model-repository", str(MODELS)))
+    server = client(shipped)
     assert server.is_server_live()
     assert server.is_server_ready()
     assert server.is_model_ready("lane_detection")
@@ -123,17 +123,14 @@ def test_a_stock_client_finds_the_whole_protocol(
     assert len(answer.as_numpy("lane_scores")[0]) >= 2
 
 
-def test_bytes_that_are_no_message_are_the_callers_error_in_every_method(
-    start: Callable[..., Process],
-) -> None:
-    process = start("--model-repository", str(MODELS))
-    with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
+def test_bytes_that_are_no_message_are_the_callers_error_in_every_method(shipped: Process) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{shipped.port}") as channel:
         for method in ("ModelInfer", "ModelMetadata", "ServerMetadata", "RepositoryIndex"):
             call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
             with pytest.raises(grpc.RpcError) as caught:
                 call(b"\x0a\xff", timeout=PATIENCE_S)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "Traceback" not in process.log.read_text()
+    assert "Traceback" not in shipped.log.read_text()
 
 
 def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_again(
