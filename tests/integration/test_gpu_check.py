@@ -114,27 +114,6 @@ def test_beside_the_systems_opencv_numpy_stays_what_that_was_built_for(
     assert "invalid choice: 'nothing'" in done.stderr
 
 
-def test_a_python_of_a_virtual_environment_is_used_as_it_is_and_without_git(
-    simulated_libcuda: SimulatedGpu, tmp_path: Path
-) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("bash", "env", "dirname"):
-        (tools / name).symlink_to(shutil.which(name) or name)
-    environment = {
-        **simulated_libcuda.environment("compute=90,integrated=0"),
-        "GPU_CHECK_VENV": str(tmp_path / "venv"),
-        "PATH": str(tools),
-    }
-    arguments = [*SKETCH, "--output", str(tmp_path), "--only", "frame to lanes"]
-    done = gpu_check(environment, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert "is of a virtual environment, which is used as it is" in done.stderr
-    assert not (tmp_path / "venv").exists()
-    (path,) = tmp_path.glob("*.json")
-    assert json.loads(path.read_text())["machine"]["commit"] == "unknown"
-
-
 @pytest.mark.long
 def test_what_has_no_more_time_is_told_with_what_it_has(tmp_path: Path) -> None:
     program = tmp_path / "section.py"
@@ -182,15 +161,26 @@ def load_report() -> Any:
     return module
 
 
-def test_kernels_that_do_nothing_are_found_out(
+def test_kernels_that_do_nothing_are_found_out_by_the_python_that_there_is_and_without_git(
     simulated_libcuda: SimulatedGpu, tmp_path: Path
 ) -> None:
-    environment = simulated_libcuda.environment("compute=90,integrated=0")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "env", "dirname"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    environment = {
+        **simulated_libcuda.environment("compute=90,integrated=0"),
+        "GPU_CHECK_VENV": str(tmp_path / "venv"),
+        "PATH": str(tools),
+    }
     sections = ["--only", "kernels", "--only", "frame to lanes"]
     done = gpu_check(environment, *SKETCH, "--output", str(tmp_path), *sections)
     assert done.returncode == 0, done.stderr
+    assert "is of a virtual environment, which is used as it is" in done.stderr
+    assert not (tmp_path / "venv").exists()
     (path,) = tmp_path.glob("simulated-gpu-0-*-quick.json")
     report = json.loads(path.read_text())
+    assert report["machine"]["commit"] == "unknown"
     assert report["machine"]["sm"] == "90"
     assert report["machine"]["binding"] == "pycuda stand-in, tests/simulated_gpu over ctypes"
     goals = {goal["goal"]: goal["met"] for goal in report["goals"]}
