@@ -25,6 +25,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from support.daemon_process import Process
 from support.lane_stubs import CLIENT, SEED, generate_python, write_calibration
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,15 +231,16 @@ def test_forty_readers_and_one_too_many_leave_inference_alone(
             assert client.infer("lane_detection", [image]).as_numpy("lane_scores") is not None
         killed.kill()
     # The place of the killed one is free, as soon as the connection is known to be gone.
-    give_up = time.monotonic() + WAIT_S
-    sequence = 0
-    while not sequence:
-        assert time.monotonic() < give_up
+
+    def is_free() -> bool:
         again, _ = connect(address).lanes()
         with contextlib.suppress(grpc.RpcError):
-            sequence = next(again).sequence
-    for each in (again, *(stream for stream, _ in streams)):
-        each.cancel()
+            return bool(next(again).sequence)
+        return False
+
+    wait_until(is_free, WAIT_S)
+    for stream, _ in streams:
+        stream.cancel()
 
 
 @pytest.mark.parametrize(

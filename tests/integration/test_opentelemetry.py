@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.sdk.trace.export import SpanExportResult
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.inference.otlp import exporter
 from edge_server.settings import TracingSection
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from support.daemon_process import Process
 
 MODELS = Path(__file__).parents[2] / "models"
-TIMEOUT_S = 30.0
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 
@@ -72,16 +72,17 @@ class Collector:
 
     def wait_for(self, *names: str, trace_id: str = "") -> dict[str, Any]:
         """Spans by their names, once all of `names` are in one trace."""
-        end = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < end:
+
+        def found() -> dict[str, Any] | None:
             traces: dict[str, dict[str, Any]] = {}
             for span in list(self.spans):
                 traces.setdefault(span.trace_id.hex(), {})[span.name] = span
-            for found_id, found in traces.items():
-                if found.keys() >= set(names) and trace_id in ("", found_id):
-                    return found
-            time.sleep(0.05)
-        raise AssertionError(f"no trace with {names} in {[s.name for s in self.spans]}")
+            for found_id, trace in traces.items():
+                if trace.keys() >= set(names) and trace_id in ("", found_id):
+                    return trace
+            return None
+
+        return wait_until(found, otherwise=lambda: [span.name for span in self.spans])
 
     def close(self) -> None:
         self.hangs.clear()

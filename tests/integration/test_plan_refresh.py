@@ -6,20 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.mosquitto import Mosquitto, Subscriber, mosquitto_binary
 from support.notify_socket import NotifySocket
+from support.processes import first_to_kill
 from support.verb import run_verb
+from support.waiting import wait_until
 
 from edge_server.backends.tensorrt.plan_options import side_car_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from support.simulated_gpu import SimulatedGpu
 
@@ -169,22 +170,8 @@ def test_the_kill_of_a_build_is_told_and_the_next_model_is_built(
         text=True,
     ) as process:
         # As the kernel does where memory runs out.
-        os.kill(_build_of(process), signal.SIGKILL)
+        os.kill(wait_until(lambda: first_to_kill(process.pid), 60), signal.SIGKILL)
         output, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert output == "plans: 0 fit, 1 built, 1 failed\n"
     assert "was killed: most likely for want of memory" in errors
-
-
-def _build_of(process: subprocess.Popen[str]) -> int:
-    """The process that builds: it alone is the first that the kernel shall kill."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end and process.poll() is None:
-        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            try:
-                if Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n":
-                    return int(child)
-            except OSError:
-                continue
-        time.sleep(0.05)
-    raise AssertionError("no build was begun")

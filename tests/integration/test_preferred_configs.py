@@ -16,7 +16,7 @@ import pytest
 from integration.test_tensorrt import copies, lanes
 from support.daemon_process import Process
 from support.polling_server import POLL
-from support.processes import is_running
+from support.processes import first_to_kill, is_running
 from support.verb import run_verb
 from support.waiting import wait_until
 
@@ -261,12 +261,12 @@ def test_a_build_that_is_killed_is_told_and_a_changed_configuration_is_built(
         wait_until(lambda: words in network(connected)[1], BUILT_S, otherwise=process.log.read_text)
 
     # As the kernel does where memory runs out.
-    os.kill(wait_until(lambda: build_of(process), BUILT_S), signal.SIGKILL)
+    os.kill(wait_until(lambda: first_to_kill(process.popen.pid), BUILT_S), signal.SIGKILL)
     is_said("was killed: most likely for want of memory")
     change('"fp16"', '"fp61"')
     is_said("fp61")
     change('"fp61"', '"fp32"')
-    first = wait_until(lambda: build_of(process), BUILT_S)
+    first = wait_until(lambda: first_to_kill(process.popen.pid), BUILT_S)
     # What is being built is not wanted any more.
     change('"fp32"', '"int8"')
     wait_until(lambda: not is_running(first), BUILT_S)
@@ -310,16 +310,6 @@ def test_a_disk_that_fills_while_a_plan_is_built_is_told_and_the_plan_follows_on
         BUILT_S,
         otherwise=process.log.read_text,
     )
-
-
-def build_of(process: Process) -> int:
-    """The process that builds for a daemon, the first that the kernel shall kill; 0 for none."""
-    for children in Path(f"/proc/{process.popen.pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            with suppress(OSError):
-                if Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n":
-                    return int(child)
-    return 0
 
 
 def test_without_a_gpu_the_onnx_file_serves_and_check_says_why() -> None:

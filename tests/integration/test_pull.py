@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ import pytest
 import requests
 from support.free_ports import free_ports
 from support.oci_registry import Registry
+from support.waiting import wait_until
 
 from edge_server.cli.main import run_command
 from edge_server.cli.model_push import write_manifest
@@ -209,16 +209,15 @@ def _start(stack: ExitStack, *arguments: str, port: int) -> None:
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
     stack.callback(process.wait)
     stack.callback(process.terminate)
-    deadline = time.monotonic() + 60
-    while True:
-        try:
+
+    def accepts() -> bool:
+        assert process.poll() is None, "the test server has ended"
+        with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert process.poll() is None, "the test server has ended"
-            assert time.monotonic() < deadline, "the test server does not start"
-            time.sleep(0.05)
-        else:
-            return
+            return True
+        return False
+
+    wait_until(accepts, 60, otherwise="the test server does not start")
 
 
 def pull(url: str, repository: Path, *arguments: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -303,17 +302,16 @@ def test_what_the_daemon_records_on_request_it_plays_as_a_camera(
     cameras = call(process, "ListCameras", pb.ListCamerasRequest(), pb.ListCamerasResponse).cameras
     assert [camera.name for camera in cameras] == ["road"]
     assert (cameras[0].calibration.height_m, cameras[0].calibration.fx) == (1.35, 1150.0)
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        assert time.monotonic() < end, process.log.read_text()
+
+    def on_ground() -> bool:
+        request = pb.GetLatestLanesRequest(camera="road")
         try:
-            request = pb.GetLatestLanesRequest(camera="road")
             frame = call(process, "GetLatestLanes", request, pb.GetLatestLanesResponse).frame
         except grpc.RpcError:
-            continue
-        if any(lane.HasField("ground") for lane in frame.lanes):
-            break
-        time.sleep(0.1)
+            return False
+        return any(lane.HasField("ground") for lane in frame.lanes)
+
+    wait_until(on_ground, PATIENCE_S, otherwise=process.log.read_text)
     off = pytest.raises(grpc.RpcError, match=r"the recorder is off; set recorder\.mode")
     with off:
         call(process, "Record", pb.RecordRequest(cause="test"), pb.RecordResponse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -11,3 +12,14 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def first_to_kill(pid: int) -> int:
+    """Its child that the kernel shall kill first where memory runs out, as a build is, or 0."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                with suppress(OSError):
+                    if Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n":
+                        return int(child)
+    return 0
