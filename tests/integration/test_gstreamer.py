@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cv2
 import numpy as np
@@ -40,6 +40,8 @@ from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from support.live_cameras.started import LiveCameras
 
     from edge_server.cameras.frame import Frame
@@ -49,6 +51,7 @@ pytestmark = [
     pytest.mark.gstreamer,
     pytest.mark.skipif(bool(gstreamer_missing()), reason=gstreamer_missing()),
 ]
+T = TypeVar("T")
 PATIENCE_S = 30.0
 LOGIN = {"user": "edge", "password": "p@ss:w/rd"}
 IN_URI = "edge:p%40ss%3Aw%2Frd@"
@@ -60,23 +63,28 @@ def opened(uri: str, options: SourceOptions = NO_OPTIONS) -> LiveSource:
     return open_gstreamer(parse_source_uri(uri), options)
 
 
-def frames_of(uri: str, number: int) -> list[Frame]:
-    """The first frames of a camera; opened again where the encoder of a camera beside much else
-    falls silent, as a daemon does."""
+def undisturbed(read: Callable[[], T]) -> T:
+    """What `read` returns, which opens a camera: again where the encoder of a camera beside much
+    else falls silent, as a daemon does."""
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
-            source = opened(uri)
-            try:
-                frames = [source.read() for _ in range(number)]
-            finally:
-                source.close()
+            return read()
         except SourceError as error:
             if error.reason not in {"stalled", "unavailable"} or time.monotonic() > end:
                 raise
-        else:
-            assert all(frames)
-            return [frame for frame in frames if frame is not None]
+
+
+def frames_of(uri: str, number: int) -> list[Frame]:
+    """The first frames of a camera."""
+
+    def read() -> list[Frame]:
+        with contextlib.closing(opened(uri)) as source:
+            frames = [source.read() for _ in range(number)]
+        assert all(frames)
+        return [frame for frame in frames if frame is not None]
+
+    return undisturbed(read)
 
 
 def own(caps: str, source: str = "videotestsrc is-live=true") -> str:
@@ -267,16 +275,21 @@ def test_the_camera_knows_its_colours(live_cameras: LiveCameras) -> None:
 
 def test_a_camera_that_changes_its_size_goes_on(live_cameras: LiveCameras) -> None:
     camera = live_cameras.rtsp()
-    source = opened(camera.uri())
-    source.read()
-    camera.show(live_cameras.clip(320, 240))
-    end = time.monotonic() + PATIENCE_S
-    frame = source.read()
-    while frame is not None and frame.image.width == 640 and time.monotonic() < end:
-        frame = source.read()
+
+    def after_the_change() -> Frame | None:
+        camera.show(live_cameras.clip())
+        with contextlib.closing(opened(camera.uri())) as source:
+            source.read()
+            camera.show(live_cameras.clip(320, 240))
+            end = time.monotonic() + PATIENCE_S
+            frame = source.read()
+            while frame is not None and frame.image.width == 640 and time.monotonic() < end:
+                frame = source.read()
+            return frame
+
+    frame = undisturbed(after_the_change)
     assert frame is not None
     assert (frame.image.width, frame.image.height) == (320, 240)
-    source.close()
 
 
 def test_lost_packets_cost_frames_and_not_the_camera(live_cameras: LiveCameras) -> None:
@@ -412,7 +425,8 @@ def test_a_daemons_camera_comes_back(live_cameras: LiveCameras) -> None:
         wait(CameraState.LOST)
         camera.start()
         wait(CameraState.LIVE)
-        assert daemons.reconnects == 1
+        # Those where a busy machine's camera fell silent come beside.
+        assert 1 <= daemons.reconnects <= 1 + daemons.faults["stalled"]
     finally:
         daemons.stop()
 
