@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.api.admission import MIB, Admission, ByteBudget
 from edge_server.api.http.rest.api import gate_and_threads
 from edge_server.errors import Unavailable
-
-TIMEOUT_S = 20.0
 
 
 def test_one_too_many_is_turned_away_and_may_come_again() -> None:
@@ -40,11 +39,11 @@ def test_a_closed_gate_refuses_all_callers_and_lets_those_inside_finish() -> Non
     def stay() -> None:
         with admission:
             entered.set()
-            leave.wait(10)
+            leave.wait(TIMEOUT_S)
 
     inside = threading.Thread(target=stay)
     inside.start()
-    assert entered.wait(10)
+    assert entered.wait(TIMEOUT_S)
     admission.close()
     with pytest.raises(Unavailable, match="has stopped accepting new requests"), admission:
         raise AssertionError("nobody is let in")
@@ -53,7 +52,7 @@ def test_a_closed_gate_refuses_all_callers_and_lets_those_inside_finish() -> Non
     leave.set()
     admission.wait_until_empty(10)
     assert admission.inside == 0
-    inside.join(10)
+    inside.join(TIMEOUT_S)
 
 
 def test_streams_have_places_of_their_own_and_are_called_when_the_gate_closes() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.board.facts import BoardFacts, EventCounter, Heat
 from edge_server.board.watch import HOLD_S, STALE_S, BoardWatch, ClockState, ClockWatch
@@ -111,7 +112,7 @@ def test_a_read_that_hangs_delays_no_reader_and_no_end(tmp_path: Path) -> None:
     watch = BoardWatch(tmp_path, read=hang)
     watch.start()
     try:
-        assert reads.wait(10)
+        assert reads.wait(TIMEOUT_S)
         assert watch.report.facts is None
         watch.check()
         watch.stop()  # although the read has not ended

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.cameras.calibration import read_tables
 from edge_server.cameras.recordings import write_picture
@@ -67,9 +68,9 @@ def test_in_lockstep_no_message_gives_way_to_newer_ones() -> None:
         target=lambda: [inbox.add(b"%d" % n, lockstep=True) for n in range(KEPT + 10)]
     )
     adding.start()
-    assert [inbox.get(timeout=10) for _ in range(KEPT)] == [b"%d" % n for n in range(KEPT)]
+    assert [inbox.get(timeout=TIMEOUT_S) for _ in range(KEPT)] == [b"%d" % n for n in range(KEPT)]
     inbox.over = True
-    adding.join(10)
+    adding.join(TIMEOUT_S)
     assert not adding.is_alive()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf import text_format
+from support.waiting import TIMEOUT_S
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Run, Tensors
     from edge_server.inference.registry import Scheduler
     from edge_server.requests import InferRequest, Respond, ResponseCallback
-
-TIMEOUT_S = 10.0
 
 
 def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig:

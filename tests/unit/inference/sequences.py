@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf import text_format
+from support.waiting import TIMEOUT_S
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors
     from edge_server.inference.registry import LoadedModel
 
-TIMEOUT_S = 10.0
 A_MINUTE = "max_sequence_idle_microseconds: 60000000"
 STATE = 'state { input_name: "sum_in" output_name: "sum_out" data_type: TYPE_FP32 dims: -1 }'
 

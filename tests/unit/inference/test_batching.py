@@ -11,6 +11,7 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from support.waiting import TIMEOUT_S
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import Cancelled, InternalError, Unavailable
@@ -430,7 +431,7 @@ def test_many_threads_respond_and_the_order_holds() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(TIMEOUT_S)
     assert [number for number, _ in sent] == list(range(400))
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.errors import InvalidRequest, Unavailable
 from edge_server.inference.data_plane import PLAIN_LOAD, BoundedControl, LiveModels, LoadOptions
@@ -72,7 +73,7 @@ class BlockedControl:
 
     def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
         self.begun.release()
-        assert self.done.wait(10.0)
+        assert self.done.wait(TIMEOUT_S)
         self.calls.append((name, options.config, dict(options.files), options.within))
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
@@ -88,13 +89,13 @@ def test_a_load_too_many_is_refused_at_once_and_unloads_never_are() -> None:
     with ThreadPoolExecutor(2) as pool:
         loads = [pool.submit(control.load, name) for name in ("a", "b")]
         for _ in loads:
-            assert inner.begun.acquire(timeout=10.0)
+            assert inner.begun.acquire(timeout=TIMEOUT_S)
         with pytest.raises(Unavailable, match="2 model loads are under way already; request 'c'"):
             control.load("c")
         control.unload("d")
         inner.done.set()
         for each in loads:
-            each.result(10.0)
+            each.result(TIMEOUT_S)
     control.load("c", LoadOptions(within="a"))
     assert ("c", None, {}, "a") in inner.calls
     assert ("d", False) in inner.calls

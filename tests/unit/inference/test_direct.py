@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.waiting import TIMEOUT_S
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
@@ -58,7 +59,7 @@ def test_one_instance_runs_one_request_at_a_time() -> None:
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         next(turn).set()
-        release.wait(5)
+        release.wait(TIMEOUT_S)
         return {"b": inputs["a"]}
 
     snapshot = snapshot_of(TensorModel(run))
@@ -68,11 +69,11 @@ def test_one_instance_runs_one_request_at_a_time() -> None:
     ]
     for thread in threads:
         thread.start()
-    assert entered[0].wait(5)
+    assert entered[0].wait(TIMEOUT_S)
     assert not entered[1].wait(0.05)
     release.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(TIMEOUT_S)
     assert entered[1].is_set()
 
 
@@ -88,14 +89,14 @@ def test_a_caller_that_would_be_served_too_late_is_refused_while_the_model_runs(
     # A run takes 0.3 s, as far as anybody knows.
     snapshot.infer(InferRequest("m", {"a": VALUE}))
     busy = threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
-    assert begun.acquire(timeout=5)
+    assert begun.acquire(timeout=TIMEOUT_S)
     busy.start()
-    assert begun.acquire(timeout=5)
+    assert begun.acquire(timeout=TIMEOUT_S)
     short_deadline = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 0.25)
     with pytest.raises(Unavailable, match="would have no response before its deadline"):
         snapshot.infer(short_deadline)
     release.set()
-    busy.join(5)
+    busy.join(TIMEOUT_S)
     long_deadline = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 60)
     assert snapshot.infer(long_deadline).outputs["b"] is VALUE
 

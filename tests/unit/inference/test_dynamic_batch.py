@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 from unit.inference.threads import no_more_threads
 
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server.backends.contract import Tensors
-
-TIMEOUT_S = 10.0
 
 
 class Gated(TensorModel):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from google.protobuf import text_format
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
@@ -22,8 +22,6 @@ from edge_server.model_config.config import ModelConfig, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-TIMEOUT_S = 10.0
 
 
 class Nothing:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.waiting import TIMEOUT_S
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest, TensorModel
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import Placement
     from edge_server.requests import ResponseCallback
 
-TIMEOUT_S = 10.0
 CONFIG = """
 name: "m" backend: "python" max_batch_size: 4 instance_group { name: "m" count: 1 }
 input { name: "x" data_type: TYPE_FP32 dims: 1 }

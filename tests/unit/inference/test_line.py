@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import TIMEOUT_S
 from unit.inference.threads import no_more_threads
 
 from edge_server.errors import Cancelled, DeadlineExceeded, Unavailable
@@ -14,8 +15,6 @@ from edge_server.inference.line import StepThreads, Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-TIMEOUT_S = 10.0
 
 
 class Step:

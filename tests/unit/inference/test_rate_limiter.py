@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.errors import Cancelled, DeadlineExceeded, ModelConfigError
 from edge_server.inference.line import RateLimiter, ResourceLimit, Share
@@ -16,8 +16,6 @@ from edge_server.model_config.config import InstanceGroup, RateLimitResource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-TIMEOUT_S = 10.0
 
 
 def group(

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.errors import Cancelled, Unavailable
 from edge_server.lifecycle.loader import ModelLocks
@@ -16,8 +16,6 @@ from edge_server.lifecycle.loader import ModelLocks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
-
-TIMEOUT_S = 10.0
 
 
 class Worker:

@@ -220,7 +220,7 @@ def test_a_refusal_waits_for_no_load_and_is_shown_after_it(
     with ThreadPoolExecutor(1) as pool:
         scan = pool.submit(bench.updates.carry_out, [Change("m", broken)])
         try:
-            assert scan.result(5.0) == []
+            assert scan.result(TIMEOUT_S) == []
         finally:
             before_load.open()
     assert bench.updates.wait_idle(TIMEOUT_S)

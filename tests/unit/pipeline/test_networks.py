@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 from unit.pipeline.given_lanes import GivenLanes, data_plane
 from unit.pipeline.test_pipeline import OneCamera
 
@@ -52,7 +52,7 @@ class GivenBoxes:
 
     def run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         self.seen.append(inputs["image"].array.ctypes.data)
-        assert self.gate.wait(20.0)
+        assert self.gate.wait(TIMEOUT_S)
         if self.broken:
             raise InternalError("broken")
         return {

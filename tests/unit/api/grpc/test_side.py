@@ -7,8 +7,6 @@ import pytest
 from edge_server.api.grpc.server import channel_options
 from edge_server.settings import Grpc
 
-TIMEOUT_S = 20.0
-
 LIMITS = {
     "max_message_bytes": "grpc.max_receive_message_length",
     "max_connections": "grpc.max_allowed_incoming_connections",

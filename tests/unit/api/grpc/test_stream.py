@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.admission import ByteBudget
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edge_server.api.grpc.stream import StreamRequest
-
-TIMEOUT_S = 10.0
 
 
 class Client:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.api.admission import MIB, ByteBudget
 from edge_server.api.grpc.methods import unary
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import grpc
-
-TIMEOUT_S = 20.0
 
 
 class Call:

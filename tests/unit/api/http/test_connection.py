@@ -8,14 +8,14 @@ import resource
 import socket
 from typing import TYPE_CHECKING, Any
 
+from support.waiting import TIMEOUT_S
+
 from edge_server.api.http.connection import Connections, HttpConnection
 from edge_server.settings import Http
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
-
-TIMEOUT_S = 10.0
 
 
 class Parser(asyncio.Protocol):

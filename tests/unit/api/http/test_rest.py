@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.waiting import TIMEOUT_S
 from tritonclient.grpc import model_config_pb2
 
 from edge_server.api.admission import ByteBudget
@@ -260,7 +261,7 @@ def test_an_answer_after_the_stop_of_the_server_is_dropped_without_an_error(
     responses.respond(None, final=True)
     stopped.set()
     api.threads.submit(over.set)
-    assert over.wait(10)
+    assert over.wait(TIMEOUT_S)
     api.threads.shutdown()
     assert not caplog.records
 

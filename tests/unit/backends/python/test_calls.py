@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 from unit.inference.threads import no_more_threads
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from edge_server.requests import Respond
 
-TIMEOUT_S = 10.0
 CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "python"', pb.ModelConfig()))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.waiting import TIMEOUT_S
 from unit.inference.threads import no_more_threads
 
 from edge_server.backends.contract import ExecuteRequest
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from edge_server.backends.contract import RespondTensors, Tensors
     from edge_server.requests import Parameters
 
-TIMEOUT_S = 10.0
 RESOLVER = Snapshot({})
 
 

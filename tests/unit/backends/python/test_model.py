@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.waiting import TIMEOUT_S
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import STANDALONE, ExecuteRequest
@@ -78,7 +79,7 @@ def test_no_process_has_two_batches_at_once() -> None:
     thread = threading.Thread(target=lambda: taken.append(model.lend(own, inf)))
     thread.start()
     model.give_back(other)
-    thread.join(5)
+    thread.join(TIMEOUT_S)
     assert taken == [other]
 
 
@@ -91,7 +92,7 @@ def test_whoever_waits_is_served_by_what_comes_back() -> None:
     thread.start()
     own.up = True
     model.changed()
-    thread.join(5)
+    thread.join(TIMEOUT_S)
     assert taken == [own]
 
 
@@ -139,7 +140,7 @@ def test_a_process_that_cannot_be_started_for_whatever_reason_fails_the_load(
 
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(TIMEOUT_S)
     assert errors == [
         "/m/1/: instance 'a\0b_0' does not start: its process cannot be started: embedded null byte"
     ]
