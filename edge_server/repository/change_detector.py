@@ -34,13 +34,9 @@ _SCANS = 2
 
 @dataclass(frozen=True)
 class RepositoryScan:
-    """One scan of all repositories.
-
-    Attributes:
-        models: the models by name, sorted.
-        unreadable: repository → the reason why a missing model does not count as removed: the
-            repository cannot be read, or holds no model at all, as one that is not mounted.
-    """
+    """One scan of all repositories: models by name, sorted, and in `unreadable` why a missing model
+    of a repository does not count as removed: it cannot be read, or holds no model at all, as one
+    that is not mounted."""
 
     models: Mapping[str, ModelTree]
     unreadable: Mapping[Path, str]
@@ -92,8 +88,8 @@ class SeenFiles:
     """The files of one model that the scans found.
 
     Attributes:
-        reported: the files of the last complete change; None before the first.
-        repository: the repository of that change; None if it was of an earlier run.
+        reported: those of the last complete change, and `repository` its repository, None if that
+            was of an earlier run; None before the first.
         candidate: a change that may be incomplete.
     """
 

@@ -76,8 +76,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         channel: the path and the tag in the registry, so that no other channel's index fits.
         serial: greater than that of every index before.
-        archive: the SHA-256 of the model's archive.
-        content: the digest of the model, as `models list` has it.
+        archive, content: the SHA-256 of the model's archive; its digest, as `models list` has it.
         share: of the vehicles, in percent.
         not_before, not_after: when a vehicle may take it; None is always.
         conditions: of `CONDITIONS`; all must hold when a vehicle takes it.
@@ -116,13 +115,8 @@ class _Serial(msgspec.Struct):
 
 
 class Surroundings(NamedTuple):
-    """What a vehicle knows of itself; None is not known.
-
-    Attributes:
-        now: None while the clock cannot be believed.
-        parked_s: for how long its speed has been 0; None while the speed is not known.
-        celsius: the hottest zone of the board.
-    """
+    """What a vehicle knows of itself; None is not known, as the time of a clock that cannot be
+    believed. `parked_s`: for how long its speed has been 0; `celsius`: the board's hottest zone."""
 
     now: datetime | None = None
     parked_s: float | None = None
@@ -173,10 +167,8 @@ def channel_of(source: str) -> str:
 
 
 def index_of(origin: Origin, source: str, keys: PublicKeys) -> str:
-    """Return the index of the channel, after its signature was checked.
-
-    Raises: ModelConfigError: there is none, another key signed it, or it was changed since.
-    """
+    """Return the index of the channel.
+    Raises: ModelConfigError: there is none, another key signed it, or it was changed since."""
     index, signature = (origin.annotations.get(name, "") for name in (_INDEX, _SIGNATURE))
     if not index or not signature:
         raise ModelConfigError(f"{source}: is no channel: it has no signed index; {_PUBLISH}")
@@ -192,20 +184,14 @@ def index_of(origin: Origin, source: str, keys: PublicKeys) -> str:
     return index
 
 
-def serial_of(index: str) -> int:
-    """Return the serial of an index that was accepted, also of a later version's; 0 without one."""
-    return msgspec.json.decode(index, type=_Serial).serial if index else 0
-
-
 def require_newer(source: str, index: str, known: str) -> Release:
     """Return the release of `index`, which may follow the index `known`, or be it.
-
-    Raises: ModelConfigError: it is older, of another channel, or another one of the same serial.
-    """
+    Raises: ModelConfigError: it is older, of another channel, or another one of the same serial."""
     release = Release.parse(index)
     if release.channel != channel_of(source):
         raise ModelConfigError(f"{source}: its index is that of {release.channel[:200]}")
-    before = serial_of(known)
+    # `known` may be of a later version of this program.
+    before = msgspec.json.decode(known, type=_Serial).serial if known else 0
     if release.serial < before:
         raise ModelConfigError(
             f"{source}: its serial {release.serial} is older than {before}, which this device has "
@@ -219,12 +205,7 @@ def require_newer(source: str, index: str, known: str) -> Release:
 
 
 class ChannelPublisher:
-    """Writes the index of one channel, as whoever holds the key.
-
-    Args: source: `oci://REGISTRY/REPOSITORY:TAG`.
-
-    Raises: EdgeServerError: the registry cannot be reached, or a library is missing.
-    """
+    """Writes the index of one channel, as whoever holds the key."""
 
     def __init__(self, source: str, key: SigningKey) -> None:
         self._source, self._key = source, key
@@ -263,9 +244,7 @@ class ChannelPublisher:
 
     def change(self, **fields: Any) -> Release:
         """Publish the present model again, with other `fields`; its archive is not sent.
-
-        Raises: SettingsError: there is no index that this key has signed.
-        """
+        Raises: SettingsError: there is no index that this key has signed."""
         if self.before is None or not self._is_ours:
             raise SettingsError(
                 f"{self._source}: has no index that this key has signed; give the model's DIR"
@@ -311,13 +290,11 @@ class ChannelReport(msgspec.Struct, frozen=True):
 
     Attributes:
         state: of the release: a state of `Decision`, `replaced` (the repository has other content
-            by now), or, once it is placed, the outcome of its verdict: `loading`, `on_trial`,
-            `good`, `waits`, `refused`, `rolled_back`; `none` before the first index.
-        reason: why it does not serve.
+            by now), or, once it is placed, the outcome of its verdict; `none` before the first
+            index.
         fault: why the channel itself is `unreachable`, its present index or archive `refused`, or
             a model cannot be placed (`failed`), behind that word; the release before counts until
-            then. Empty without a fault.
-        serial, model, content, share: of the release.
+            then.
         serves: the digest of the model that serves, whoever brought it.
         since: when the channel last placed a model; None for never.
     """
@@ -342,21 +319,14 @@ class ChannelReport(msgspec.Struct, frozen=True):
 
 
 class ChannelFollower:
-    """One vehicle follows one channel; for one thread, beside `report`.
-
-    A registry that cannot be reached, and an index that is refused, change nothing.
+    """One vehicle follows one channel; for one thread, beside `report`. A registry that cannot be
+    reached, and an index that is refused, change nothing.
 
     Args:
-        source: `oci://REGISTRY/REPOSITORY:TAG`.
         interval_s: between two requests, less up to a half, so that a fleet's requests spread.
         repositories: what is placed goes into the one that has the model, or else the first.
-        cache: a directory of its own, for what was fetched in part.
-        surroundings: returns what the vehicle knows of itself.
-        verdict: returns what the daemon has found of a model.
         on_news: called with a cause and a report: `placed`, `index_refused`, and once for each
             outcome: `good`, `refused`, `rolled_back`.
-
-    Raises: SettingsError: a key cannot be read.
     """
 
     def __init__(

@@ -173,16 +173,9 @@ def torn(tree: ModelTree, path: str = "") -> TornModel:
 
 
 def copy_model(tree: ModelTree, directory: Path) -> Content:
-    """Copy `tree` to the new directory `directory`, consistent and as its manifest says.
-
-    The copy equals `tree` at one moment: each file is checked before and after it is read, and the
-    whole tree is scanned once more after the last file. The copy is not durable yet: see `seal`.
-
-    Raises:
-        TornModel: the model changed during the copy.
-        ModelConfigError: the model cannot be read, or differs from its manifest.
-        OSError: the copy cannot be written.
-    """
+    """Copy `tree` to the new directory `directory`, consistent and as its manifest says: each file
+    is checked before and after it is read, and the whole tree is scanned once more after the last.
+    The copy is not durable yet: see `seal`. Raises: TornModel, ModelConfigError, OSError."""
     tree.require_usable()
     for seen in tree.files:
         if seen.size > _MOST_BYTES.get(seen.path, seen.size):
@@ -361,14 +354,8 @@ def _parent() -> Path:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The complete inventory of one model of a repository.
-
-    Attributes:
-        content: its files and empty directories, the manifest and its signature included.
-        has_previous: True if the repository holds a previous model for `rollback`.
-        fault: the reason why the model is unusable or cannot be read; the other fields but
-            `has_previous` are then empty.
-    """
+    """The complete inventory of one model of a repository; the manifest and its signature are
+    content, too. With a `fault` (why it is unusable) all but `has_previous` is empty."""
 
     name: str
     content: Content = field(default_factory=Content)

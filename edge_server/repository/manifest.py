@@ -52,13 +52,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The list of all files of a model except the manifest and its signature.
 
     Attributes:
-        model: the name that the directory must have.
-        files: path relative to the model's directory → content.
-        created: the time of creation, RFC 3339, for information only.
-        empty_directories: the empty directories, such as the versions of an ensemble; left out if
-            there are none.
-        allow_interface_change: True allows the model to break the callers of its predecessor; left
-            out if unset, so that older daemons can read the manifest.
+        created: RFC 3339, for information only.
+        empty_directories: such as the versions of an ensemble; left out if there are none.
+        allow_interface_change: the model may break the callers of its predecessor; left out if
+            unset, so that older daemons can read the manifest.
     """
 
     model: str
@@ -178,10 +175,7 @@ def read_about(tree: ModelTree, path: str) -> bytes | None:
 
 class PublicKeys:
     """Ed25519 public keys; a signature of any of them is valid. Without keys it is false.
-
-    Raises: SettingsError: a file of `paths` holds no such key, or the package that reads keys is
-        missing.
-    """
+    Raises: SettingsError: a file holds no such key, or the package that reads keys is missing."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._keys = {path: _public_key(path) for path in paths}
@@ -202,15 +196,9 @@ class SignaturePolicy:
     signature has no time, so an older signed model is accepted as well."""
 
     def __init__(self, mode: Literal["off", "warn", "require"], keys: Sequence[Path]) -> None:
-        """Read the public keys.
-
-        Args:
-            mode: `off` checks nothing, `warn` logs the faults that `require` refuses.
-            keys: the PEM files of Ed25519 public keys; a signature of any of them is valid.
-
-        Raises: SettingsError: `require` has no keys, a file holds no key, or the package that reads
-            keys is missing.
-        """
+        """Read the public keys from PEM files, but in mode `off`, which checks nothing; `warn` logs
+        the faults that `require` refuses.
+        Raises: SettingsError: as `PublicKeys`, or `require` has no keys."""
         self.mode = mode
         self._keys = PublicKeys(() if mode == "off" else keys)
         self._reported: dict[str, str] = {}
@@ -221,16 +209,12 @@ class SignaturePolicy:
             )
 
     def check(self, name: str, signed: tuple[bytes | None, bytes | None] | None) -> None:
-        """Check model `name` against the policy; mode `warn` logs each new fault.
+        """Check model `name`; mode `warn` logs each new fault.
 
-        Args:
-            name: the model.
-            signed: the exact bytes of its manifest and of its signature, None for a missing one;
-                None for a model whose configuration or files a client sent.
+        Args: signed: the exact bytes of its manifest and of its signature, None for a missing one;
+            None for a model whose configuration or files a client sent.
 
-        Raises:
-            ModelConfigError: the model violates `require`; the text names the fault and the remedy.
-        """
+        Raises: ModelConfigError: the model violates `require`."""
         if self.mode == "off":
             return
         fault = _BROUGHT if signed is None else self._fault(*signed)
@@ -267,9 +251,7 @@ class SignaturePolicy:
 
 class SigningKey:
     def __init__(self, path: Path) -> None:
-        """Read the key from the PEM file `path`.
-        Raises: SettingsError: the file is unreadable, accessible to others, encrypted or holds no
-            Ed25519 key, or the package for keys is missing; the text names file and remedy."""
+        """Read the key from the PEM file `path`; SettingsError where it is none, or not safe."""
         ed25519, serialization = _cryptography()
         try:
             with path.open("rb") as file:
@@ -307,12 +289,8 @@ class SigningKey:
 
 def make_keys(path: Path) -> Path:
     """Write a new private key to `path` for its owner only, and the public key beside it.
-
     Returns: The file of the public key: `path` with the suffix `.pub`.
-
-    Raises: SettingsError: one of the files exists already or cannot be written; neither file is
-        changed in this case.
-    """
+    Raises: SettingsError: a file exists or cannot be written; then neither is changed."""
     ed25519, serialization = _cryptography()
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(

@@ -102,17 +102,13 @@ def open_origin(url: str, sha256: str = "", ca_file: str | None = None) -> Origi
     """Return what is behind `url`.
 
     Args:
-        url: `s3://BUCKET/KEY`, `https://HOST/PATH` or `oci://REGISTRY/REPOSITORY[:TAG|@DIGEST]`.
-            One that ends with `/` is a directory with a manifest, any other of the first two an
+        url: one that ends with `/` is a directory with a manifest, any other, but for `oci://`, an
             archive.
-        sha256: of the archive or of the manifest, in hexadecimal; empty without.
+        sha256: of the archive or of the manifest; empty without.
         ca_file: PEM; the authority of a registry's certificate; None are those of the system.
 
-    Raises:
-        SettingsError: the URL is wrong, or nothing says what the digest of the content is.
-        ModelConfigError: the manifest is not as its digest says, or is none.
-        Unavailable: the place cannot be reached, or its library is not installed.
-    """
+    Raises: SettingsError: the URL is wrong, or nothing says what the digest of the content is.
+        ModelConfigError: the manifest is not as its digest says, or is none. Unavailable."""
     parts = urlsplit(url)
     if parts.scheme not in ("https", "s3", "oci") or not parts.netloc:
         raise SettingsError(
@@ -242,15 +238,9 @@ def _small_file(fetch: Callable[[], Body], what: str) -> bytes:
 def fetch(
     origin: Origin, cache: Path, progress: Callable[[int], object], name: str
 ) -> tuple[Path, Delivery]:
-    """Return the directory in `cache` that holds the model of `origin`, as the model `name`.
-
-    What has been fetched stays in `cache`, so that another call goes on where this one ends.
-
-    Args:
-        name: under another name than the origin's the model has no manifest: that names its model.
-
-    Raises: EdgeServerError: see `download` and `archive_entries`.
-    """
+    """Return the directory in `cache` that holds the model of `origin`, as the model `name`. What
+    has been fetched stays in `cache`, so that another call goes on where this one ends. Under
+    another name than the origin's the model has no manifest, which names its model."""
     fetched, unpacked = cache / "fetched", cache / "unpacked"
     with writing(cache):
         fetched.mkdir(parents=True, exist_ok=True)
@@ -285,11 +275,9 @@ class _Member(NamedTuple):
 
 
 def archive_entries(path: Path) -> Iterator[Entry]:
-    """Yield the directories and files of the model in the archive at `path`, the manifest first.
-
-    The model is what lies beside its config.pbtxt, or beside version directories; directories above
-    it are left out. Each entry is to be read before the next.
-
+    """Yield the directories and files of the model in the archive at `path`, the manifest first;
+    each is to be read before the next. The model is what lies beside its config.pbtxt, or beside
+    version directories; directories above it are left out.
     Raises: ModelConfigError: the archive is damaged, holds anything but one model, or is too large.
     """
     with _naming(path), _opened(path) as (members, read):
@@ -446,15 +434,10 @@ class RemoteRepository:
         return self._path if self._path.startswith(("/", "~")) else f"./{self._path}"
 
     def run(self, *verb: str, entries: Iterator[Entry] | None = None) -> None:
-        """Run `edge-server models` with `verb` there; what it prints is printed here.
-
-        Args: entries: a model to send to its standard input, as an archive.
-
-        Raises:
-            EdgeServerError: the verb failed there, with its text.
-            Unavailable: the host cannot be reached, or has no edge-server.
-            ModelConfigError: `entries` cannot be read; the process there discards what came.
-        """
+        """Run `edge-server models` with `verb` there, and `entries` as an archive at its standard
+        input; what it prints is printed here.
+        Raises: EdgeServerError: the verb failed there, with its text. Unavailable: the host cannot
+            be reached, or has no edge-server."""
         pipe = subprocess.DEVNULL if entries is None else subprocess.PIPE
         with self._running(verb, stdin=pipe) as process:
             if entries is not None:

@@ -49,8 +49,7 @@ class Body:
     Attributes:
         offset: where the first byte of `pieces` belongs; 0 if the server begins anew.
         tag: names the content; a request for the rest is refused if the content is another now.
-        size: of the whole file in bytes; None if the server does not say.
-        pieces: the bytes. Raises ConnectionCut.
+        size: of the whole file; None if the server does not say.
     """
 
     offset: int
@@ -65,7 +64,6 @@ class RemoteFile:
 
     Attributes:
         path: in the model; of an archive its own name.
-        sha256: of its content, in hexadecimal.
         size: in bytes; None if not known before.
         open: requests the bytes from an offset on, of the content with a tag. Raises
             ConnectionCut, and EdgeServerError where another attempt does not help.
@@ -134,15 +132,10 @@ class HttpsStore:
 
 
 class OciRepository(HttpsStore):
-    """One repository of an OCI registry.
+    """One repository of an OCI registry; ValueError where `reference` is none.
 
     oras parses the reference and logs in. Its own `pull` neither checks the digests of blobs nor
-    resumes, so the blobs are fetched like any other file here.
-
-    Args: ca_file: PEM; the authority of its certificate; None are those of the system.
-
-    Raises: ValueError: `reference` is none.
-    """
+    resumes, so the blobs are fetched like any other file here."""
 
     def __init__(self, reference: str, ca_file: str | None = None) -> None:
         import oras.auth  # noqa: PLC0415 - see above
@@ -185,10 +178,7 @@ class OciRepository(HttpsStore):
 
 @contextmanager
 def oci_client(source: str) -> Iterator[Any]:
-    """Yield oras' client, which sends artifacts to a registry.
-
-    Raises: Unavailable: the registry cannot be reached, or refuses what the block sends.
-    """
+    """Yield oras' client, which sends artifacts; Unavailable where the registry refuses them."""
     import oras.client  # noqa: PLC0415 - see above
     import requests  # noqa: PLC0415 - see above
 
@@ -279,19 +269,13 @@ def download(
     progress: Callable[[int], object],
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Return once `target` holds the content of `file`, checked against its digest.
-
-    What has come of it lies in `.part` beside it until then, across attempts and across processes.
-
-    Args:
-        target: is complete if it exists.
-        progress: called with the number of bytes after each piece.
+    """Return once `target` holds the content of `file`, checked against its digest; it is complete
+    if it exists. What has come lies in `.part` beside it, across attempts and processes.
 
     Raises:
         ModelConfigError: the content has another digest, or is larger than it may be; nothing of
             it is kept.
         Unavailable: the connection breaks again and again; what has come is kept.
-        InternalError: the disk is full or refuses the file.
     """
     if target.exists():
         return

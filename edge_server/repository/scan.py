@@ -55,25 +55,17 @@ Fingerprint = frozenset[tuple[str, int, int, int, int]]
 
 class Repositories:
     """Model repositories in Triton's layout, read anew at each call.
-
-    Args:
-        paths: the directories of the repositories.
-        read: returns the files of the model in a directory, for example of a copy; called from
-            several threads. None reads the directory itself, for repositories without other
-            writers.
-    """
+    Args: read: returns the files of the model in a directory, such as of a copy; called from
+        several threads. None reads the directory itself, for repositories without other writers."""
 
     def __init__(self, paths: Iterable[Path], read: Callable[[Path], ModelFiles] | None = None):
         self._paths = tuple(paths)
         self._read = read or files_in
 
     def all(self) -> dict[str, ModelFiles | ModelConfigError]:
-        """Return model name → its files or the error, over all repositories, sorted by name.
-
-        Plain files beside the models, and directories without a valid model name, are left out.
-
-        Raises: ModelConfigError: a repository itself cannot be read.
-        """
+        """Return model name → its files or the error, over all repositories, sorted by name, but
+        for plain files and directories without a valid model name.
+        Raises: ModelConfigError: a repository itself cannot be read."""
         directories: dict[str, list[Path]] = {}
         for path in self._paths:
             for directory in _directories(path):
@@ -203,10 +195,9 @@ class ModelTree:
 
     Attributes:
         inode: device and inode number of the directory itself.
-        files: the files sorted by path, without leftovers of editors, Python and unfinished copies.
-        directories: the paths of the subdirectories, sorted, empty version directories included.
-        fault: the reason why the model is unusable, with the remedy; empty if it is usable.
-        follows_links: True if links count as their targets.
+        files: sorted by path, without leftovers of editors, Python and unfinished copies.
+        directories: sorted, empty version directories included.
+        fault: why the model is unusable, with the remedy; empty if it is usable.
     """
 
     name: str

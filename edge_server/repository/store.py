@@ -53,13 +53,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @dataclass(frozen=True)
 class StagedModel:
-    """A copy in the store; its files stay unchanged as long as this object is referenced.
-
-    Attributes:
-        digest: the SHA-256 of the content, in hex, without name, manifest and signature.
-        directory: the model's directory in the store, named after the model; read-only.
-        source: the files in the repository at the time of the copy.
-    """
+    """A copy in the store, without manifest and signature in its `digest`; its files stay unchanged
+    as long as this object is referenced. `source`: the files in the repository when copied."""
 
     name: str
     digest: str
@@ -104,7 +99,7 @@ class Copies:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all copies in bytes, unfinished copies included."""
+        """Of all copies, unfinished ones included."""
         return sum(self._sizes.values())
 
     def lend(self, name: str, kept: KeptCopy) -> StagedModel:
@@ -231,15 +226,15 @@ class ModelStore:
     are made in parallel.
 
     Args:
-        directory: the directory of the store alone; created if missing.
-        most_bytes: the limit of all copies together, in bytes. Copies that served earlier are
-            removed first, oldest first.
+        directory: of the store alone; created if missing.
+        most_bytes: the limit of all copies together. Copies that served earlier are removed first,
+            oldest first.
         reserve_bytes: free space that copies leave on the disk, or a twentieth of a smaller disk.
         signatures: checks every model when it is copied, and again at every start.
         boot: distinguishes one start of the board from another; empty uses the kernel's boot ID.
-        repositories: the repositories whose models the store keeps. For other repositories than
-            the last ones, the store starts without models; the state of the last ones is kept until
-            the store is opened for them again, or the space is needed. Empty means the last ones.
+        repositories: those whose models the store keeps. For others than the last ones it starts
+            without models; the state of the last ones is kept until the store is opened for them
+            again, or the space is needed. Empty means the last ones.
     """
 
     def __init__(
@@ -253,12 +248,7 @@ class ModelStore:
         repositories: Collection[Path] = (),
     ) -> None:
         """Open the store, and remove the unfinished work of a process that died.
-
-        Raises:
-            AlreadyRunning: another process has the store open.
-            SettingsError: `directory` cannot be a store.
-            Unavailable: the disk does not allow the directories to be made.
-        """
+        Raises: AlreadyRunning, SettingsError, Unavailable: as `lock_store`."""
         self._directory = directory
         self._most_bytes = most_bytes
         self._reserve_bytes = reserve_bytes
@@ -320,13 +310,9 @@ class ModelStore:
 
     def stage(self, tree: ModelTree) -> StagedModel:
         """Copy the model that `tree` describes; return once the copy is durable.
-
-        Raises:
-            TornModel: the model changed during the copy.
-            ModelConfigError: the model is unusable, differs from its manifest, does not meet the
-                signature policy, or is larger than the whole store.
-            InternalError: the store has no space, or cannot be written.
-        """
+        Raises: TornModel: the model changed. ModelConfigError: the model is unusable, differs from
+            its manifest, is not signed as the policy requires, or larger than the store.
+            InternalError: the store has no space, or cannot be written."""
         if tree.size_bytes > self._most_bytes:
             raise ModelConfigError(
                 f"{tree.directory}: {tree.size_bytes} bytes, more than the model store may hold "
@@ -355,12 +341,8 @@ class ModelStore:
             return any(kept.digest == digest for kept in self._state.models.get(name, ()))
 
     def commit(self, staged: StagedModel) -> None:
-        """Make `staged` the last known good copy of its model; return once that is durable.
-
-        The predecessor stays in the store for a rollback.
-
-        Raises:
-            InternalError: the store cannot be written; the predecessor stays the last known good.
+        """Make `staged` the last known good copy of its model; return once that is durable. The
+        predecessor stays in the store for a rollback, and counts where this raises InternalError.
         """
         kept = KeptCopy(staged.digest, staged.key, staged.source)
         with self._lock, self._writing():
@@ -402,11 +384,8 @@ class ModelStore:
     def loading(self, staged: StagedModel, part: str = "") -> Iterator[None]:
         """Record on disk, inside the block, that `staged` is loading, in case the process dies. The
         end of the block, even by an exception, clears the record; an end without an exception
-        clears earlier deaths, too.
-
-        Args: part: the digest that a death counts against, in place of that of `staged`; a block
-            for `staged` itself goes on after it.
-        """
+        clears earlier deaths, too. A death counts against the digest `part`, if given; a block for
+        `staged` itself goes on after it."""
         name = staged.name
         with self._lock:
             around = self._state.loading.get(name)

@@ -57,8 +57,6 @@ class KeptCopy(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A load that has begun; `boot` identifies the start of the board."""
-
     digest: str
     boot: str
 
@@ -245,13 +243,8 @@ def stores_here() -> list[Path]:
 
 def lock_store(directory: Path) -> int:
     """Create `directory` if missing and lock it; return the descriptor that holds the lock.
-
-    Raises:
-        AlreadyRunning: another process has locked the directory.
-        SettingsError: the directory is unsafe, or holds other files.
-        Unavailable: the directory cannot be created or written; its disk may be mounted, or have
-            space, later.
-    """
+    Raises: AlreadyRunning: another process has it. SettingsError: it is unsafe, or holds other
+        files. Unavailable: its disk may be mounted, or have space, later."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_own(directory)

@@ -73,10 +73,9 @@ class BrokenArchive(ModelConfigError):
     """An archive is cut off or damaged."""
 
 
-@dataclass(frozen=True)
 class Entry:
-    """A directory or a file of a model.
-    Attributes: read: returns the next bytes of the file, at most so many; None for a directory."""
+    """A directory or a file of a model; `read` returns the next bytes of a file, at most so
+    many."""
 
     path: str
     read: Callable[[int], bytes] | None = None
@@ -109,10 +108,7 @@ def entries_of(
     progress: Callable[[int], None] | None = None,
 ) -> Generator[Entry]:
     """Return the entries of `tree`, its manifest and signature first.
-
-    Raises:
-        ModelConfigError: the model is unusable or cannot be read, or has changed since the scan.
-    """
+    Raises: ModelConfigError: the model is unusable, or not as it was scanned."""
     tree.require_usable()
     first = {NAME: 0, SIGNATURE_NAME: 1}
     for seen in sorted(tree.files, key=lambda file: first.get(file.path, 2)):
@@ -156,14 +152,9 @@ def write_archive(stream: BinaryIO, entries: Iterable[Entry]) -> None:
 def read_archive(
     stream: BinaryIO, progress: Callable[[int], None] | None = None
 ) -> Iterator[Entry]:
-    """Return the entries of a tar archive; each is to be read before the next one.
-
-    No entry has more than a block in memory, however long its header claims to be.
-
-    Raises:
-        BrokenArchive: the archive is cut off or damaged.
-        ModelConfigError: the archive has an entry that is neither a file nor a directory.
-    """
+    """Return the entries of a tar archive; each is to be read before the next one. No entry has
+    more than a block in memory, however long its header claims to be.
+    Raises: ModelConfigError: an entry is neither a file nor a directory; BrokenArchive."""
 
     def read(most: int) -> bytes:
         if not (piece := stream.read(most)):
@@ -288,36 +279,26 @@ def writing(place: Path) -> Iterator[None]:
 @dataclass(frozen=True)
 class Delivery:
     """The result of a transfer.
-
-    Attributes:
-        outcome: what became of the directory with its name.
-        placed_ns: time just before the rename, `time.monotonic_ns()`; 0 if unchanged.
-        note: a remark for the user; usually empty.
-    """
+    Attributes: placed_ns: just before the rename, `time.monotonic_ns()`; 0 if unchanged."""
 
     name: str
     outcome: Literal["new", "replaced", "unchanged"]
     content: Content
     placed_ns: int = 0
-    note: str = ""
 
 
 def receive(repository: Path, entries: Iterator[Entry], name: str = "") -> Delivery:
     """Place the model that `entries` bring into `repository`, if it is as its manifest says.
 
     The manifest comes first and names the model. What it lists and does not come is copied from the
-    model that is there. If the same content is there already, nothing changes, so
-    that a second push does not lose the previous model that `roll_back` needs.
-
-    If the process ends at any time, the model's name refers to the complete old or to the complete
-    new directory. Leftovers have a dot name, and the next transfer removes them.
+    model that is there. The same content changes nothing, so that a second push does not lose the
+    previous model. If the process ends at any time, the model's name refers to the complete old or
+    the complete new directory; the next transfer removes leftovers, which have a dot name.
 
     Args: name: the model; if given, `entries` may lack a manifest, and must be complete.
 
-    Raises:
-        ModelConfigError: the model is not as its manifest says, or larger than a model may be; or
-            the model's name refers to something other than a directory.
-        InternalError: the file system refuses a file or a rename.
+    Raises: ModelConfigError: the model is not as its manifest says, or larger than a model may be;
+        or something other than a directory has its name.
     """
     first = next(entries, None)
     manifest = None
@@ -453,14 +434,8 @@ class Incoming:
 
 def roll_back(repository: Path, name: str) -> int:
     """Swap model `name` with its previous model; a second call undoes the swap.
-
     Returns: The time just before the swap, `time.monotonic_ns()`.
-
-    Raises:
-        NotFound: the repository holds no previous model.
-        ModelConfigError: `name` is not a model name, or the repository does not exist.
-        InternalError: the file system refuses a rename.
-    """
+    Raises: NotFound: there is none. ModelConfigError: no such name or repository."""
     _require_name(name)
     with locked(repository), writing(repository):
         tidy(repository)
@@ -479,17 +454,10 @@ def roll_back(repository: Path, name: str) -> int:
     return began_ns
 
 
-def to_last_good(repository: Path, name: str, store: Path | None = None) -> int:
+def to_last_good(repository: Path, name: str, store: Path | None) -> int:
     """Place the last known good copy of `name` from the daemon that watches this repository.
-
     Returns: The time just before the placement, `time.monotonic_ns()`; 0 if the content was there.
-
-    Raises:
-        NotFound: no daemon watches the repository, or it has no good copy of the model.
-        SettingsError: the daemon's store cannot be read.
-        ModelConfigError: the copy is damaged.
-        InternalError: the file system refuses a file or a rename.
-    """
+    Raises: NotFound: no daemon, or no good copy. ModelConfigError: the copy is damaged."""
     copy, digest = last_good_copy(repository, name, store)
     tree = usable_tree(copy.parent, copy.name)
     incoming = Incoming(repository, name)

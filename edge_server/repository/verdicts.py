@@ -48,12 +48,9 @@ class Verdict(NamedTuple):
     """The daemon's verdict on one model.
 
     Attributes:
-        outcome: the outcome of the newest content; one of the outcomes above.
-        digest: the digest of that content; empty if it could not be read.
-        reason: the reason why it does not serve.
-        told_ns: the time of the verdict, `time.monotonic_ns()` of the daemon's machine.
-        serves: the digest of the serving content; empty if none serves.
-        last_good: the digest of the content that a restart serves.
+        outcome, digest, reason: of the newest content; without a digest if it could not be read.
+        told_ns: `time.monotonic_ns()` of the daemon's machine.
+        serves, last_good: the digests of what serves, and of what a restart serves.
         copy: the directory of the last known good copy, relative to the store.
         candidate: what was found of the serving content as a candidate for the lanes of
             `candidate_of`, with `good`, `worse` or `watching` first; empty of other models.
@@ -71,12 +68,7 @@ class Verdict(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The verdicts of one store's daemon.
-
-    Attributes:
-        runs: True if the daemon still runs.
-        repositories: the resolved paths of the repositories that the daemon watches.
-    """
+    """The verdicts of one store's daemon, on the models in the resolved `repositories`."""
 
     runs: bool
     repositories: tuple[str, ...]
@@ -146,12 +138,9 @@ def _started(pid: int) -> str:
 
 
 class QuarantineReleases:
-    """Empty files in `releases` below a store, each named by a digest.
-
-    The process that has the store open removes each note and releases its digest; a note may also
-    be left while no daemon runs. The notes are empty, so the daemon need not read a file of another
-    user, such as root, and the directory belongs to the store.
-    """
+    """Empty files in `releases` below a store, each named by a digest. The process that has the
+    store open removes each note and releases its digest, also of one left before it ran. The notes
+    are empty, so the daemon need not read a file of another user, such as root."""
 
     def __init__(self, store: Path) -> None:
         self._directory = store / "releases"
@@ -221,11 +210,7 @@ def verdicts_on(repository: Path, store: Path | None) -> dict[str, Verdict] | No
 
 def last_good_copy(repository: Path, name: str, store: Path | None) -> tuple[Path, str]:
     """Return the last known good copy of `name` and its digest.
-
-    Raises:
-        NotFound: no daemon watches the repository, or it has no good copy of the model.
-        SettingsError: see `followed`.
-    """
+    Raises: NotFound: no daemon watches the repository, or it has no good copy."""
     there = followed(repository, store)
     if there is None:
         raise NotFound(
@@ -251,8 +236,7 @@ def wait_for(
     """Wait for the verdict on a model; return how the wait ended, and the last verdict.
 
     Args:
-        since_ns: the `time.monotonic_ns()` just before the placement; 0 if the content was there
-            already.
+        since_ns: just before the placement; 0 if the content was there already.
         passed: True waits until the canary has ended, too.
     """
 
