@@ -77,6 +77,8 @@ def copy_progress(total_bytes: int = 0) -> Iterator[ProgressCallback]:
 
 def print_delivery(done: Delivery, where: Path) -> None:
     print(f"{done.name}: {done.content.digest[:12]} in {where}: {_OUTCOMES[done.outcome]}")
+    if done.note:
+        print(f"note: {done.note}")
 
 
 def await_verdict(

@@ -329,9 +329,9 @@ def channel_followers(
             ca_file=each.ca_file,
             repositories=_paths(settings.repository),
             cache=cache_directory() / "channels" / name,
-            marks=control.store,
+            marks=control.deployments.store,
             surroundings=surroundings.look,
-            verdict=control.verdict,
+            verdict=control.deployments.verdict,
             on_news=put,
         )
         for name, each in settings.repository.channels.items()

@@ -414,7 +414,7 @@ class StatusReport:
         self._events.see_verdict(camera, model, verdict)
         if isinstance(self._control, PollControl):
             text = "" if verdict is None else f"{verdict.outcome}: {verdict.text}"
-            self._control.judge(model, served, text)
+            self._control.deployments.judge(model, served, text)
 
     def _publish_camera(
         self,

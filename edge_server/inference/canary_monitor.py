@@ -484,7 +484,8 @@ class CanaryMonitor:
     def look(self, now: float) -> bool:
         """Give the verdict that is due at `now`; True while there is none."""
         self._awake.look(now)
-        reason = self.fault() or self._hang() or self._absence(now)
+        hangs = (text for each in self.watched if (text := each.hang(self._awake)))
+        reason = self.fault() or next(hangs, "") or self._absence(now)
         requests = sum(each.scheduler.seen.total() for each in self.watched)
         # Requests of all versions count together: single versions may get few.
         seconds = now - self._began_s
@@ -551,9 +552,6 @@ class CanaryMonitor:
                 log.warning("model %s: %s", self._name, news)
             self._on_news(news)
             self._news = news
-
-    def _hang(self) -> str:
-        return next((text for each in self.watched if (text := each.hang(self._awake))), "")
 
     def _absence(self, now: float) -> str:
         for each in self.watched:

@@ -23,7 +23,7 @@ from edge_server.process.threads import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from edge_server.backends.contract import Instance, Tensors
+    from edge_server.backends.contract import Instance
     from edge_server.inference.direct import InstancePool
     from edge_server.inference.execution import Executor
     from edge_server.inference.line import LineWatch
@@ -223,13 +223,13 @@ class BatchRule:
         return OpenBatch(count, due_ns)
 
     def _alike(self, one: Job, other: Job) -> bool:
-        return self._alike_by_config or _alike(one.inputs, other.inputs, self._ragged)
-
-
-def _alike(one: Tensors, other: Tensors, ragged: frozenset[str]) -> bool:
-    return one.keys() == other.keys() and all(
-        name in ragged or tensor.shape[1:] == other[name].shape[1:] for name, tensor in one.items()
-    )
+        ours, theirs = one.inputs, other.inputs
+        return self._alike_by_config or (
+            ours.keys() == theirs.keys()
+            and all(
+                n in self._ragged or t.shape[1:] == theirs[n].shape[1:] for n, t in ours.items()
+            )
+        )
 
 
 # An idle worker wakes this often, so that its heartbeat moves.

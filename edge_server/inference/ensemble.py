@@ -191,10 +191,12 @@ class EnsembleRun:
             response = None
         if not step.decoupled and (response is None or not final):
             raise self.call.deadlock()
-        made = None if response is None else self.call.step_outputs(step, response)
         with self._lock:
             ready = []
-            if response is not None and made is not None and not self._over:
+            if response is not None and not self._over:
+                # None is an output that the model has left out: steps run without that input,
+                # and the response comes without that output.
+                made = {tensor: response.outputs.get(name) for name, tensor in step.outputs}
                 ready = self._flow.write(task.data, step, made, response.timings)
             task.data.all_parts |= step.decoupled and final
         return [StepTask(self, *each) for each in ready]

@@ -341,13 +341,6 @@ class EnsembleCall:
         )
         return InternalError(f"model '{step.model_name}' failed: {error!r}")
 
-    def step_outputs(self, step: PlannedStep, response: InferResponse) -> Made:
-        """The outputs of `step` by the ensemble's names; None is one that the model has left out:
-        the steps behind it run without that input, and the response comes without that output.
-        """
-        made = response.outputs
-        return {tensor: made.get(name) for name, tensor in step.outputs}
-
     def deadlock(self) -> InternalError:
         return InternalError(
             f"in ensemble '{self._config.name}', {self.request.log_prefix}unexpected deadlock, "

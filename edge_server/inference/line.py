@@ -159,16 +159,13 @@ class LineWatch:
             # Before the search, so that a request that joins during this one has the next.
             self._search_at = math.inf
         for line in self._lines:
-            if _drop_dead(line):
+            try:
+                others_wait = line.drop_dead()
+            except Exception:
+                log.exception("a line of requests could not be searched")
+                others_wait = True
+            if others_wait:
                 self.note_waiting()
-
-
-def _drop_dead(line: WatchedLine) -> bool:
-    try:
-        return line.drop_dead()
-    except Exception:
-        log.exception("a line of requests could not be searched")
-        return True
 
 
 # Threads start on first use, and stay. They mostly wait for an instance, so they outnumber the

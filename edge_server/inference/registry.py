@@ -122,9 +122,8 @@ class Scheduler(Protocol):
 class LoadedModel:
     """One model version that can respond to requests.
 
-    Attributes:
-        after_close: called once everything the version holds is released.
-        scheduler_uses, model_uses: reference counts; the last user closes the scheduler or model.
+    Attributes: scheduler_uses, model_uses: reference counts; the last user closes the scheduler or
+        model, and clears `holds`, which is what the model needs as long as it is open.
     """
 
     config: ModelConfig
@@ -132,7 +131,7 @@ class LoadedModel:
     scheduler: Scheduler
     statistics: ModelStatistics
     model: Model | None = None
-    after_close: Callable[[], None] | None = None
+    holds: list[object] = field(default_factory=list)
     load_s: float = 0.0
     scheduler_uses: RefCount = field(default_factory=RefCount)
     model_uses: RefCount = field(default_factory=RefCount)
@@ -172,15 +171,11 @@ class LoadedModel:
                 self.scheduler.close()
         finally:
             if self.model_uses.end():
-                self._close_model()
-
-    def _close_model(self) -> None:
-        try:
-            if self.model is not None:
-                self.model.close()
-        finally:
-            if self.after_close is not None:
-                self.after_close()
+                try:
+                    if self.model is not None:
+                        self.model.close()
+                finally:
+                    self.holds.clear()
 
 
 @dataclass(frozen=True, eq=False)

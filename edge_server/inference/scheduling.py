@@ -211,14 +211,6 @@ RUN_TIMEOUT_S = 90.0
 _BUILDING_TIMEOUT_S = 600.0
 
 
-def warmed_up(config: ModelConfig, model: Model, directory: Path) -> MakesInstances:
-    """Wrap `model` so that each new instance runs the configuration's samples first; see
-    `read_samples`.
-    """
-    samples = read_samples(config, directory / WARMUP_DIRECTORY)
-    return _WarmingModel(config, model, samples) if samples else model
-
-
 def read_samples(config: ModelConfig, folder: Path) -> list[tuple[Warmup, Mapping[str, Tensor]]]:
     """Read the samples of the configuration, with the data of their files in `folder`; random data
     is the same each time.
@@ -287,25 +279,16 @@ class _WarmingModel:
 
     def _run_samples(self, instance: Instance, note_progress: Callable[[], None]) -> None:
         for warmup, inputs in self._samples:
-            self._run(instance, warmup, inputs, note_progress)
-
-    def _run(
-        self,
-        instance: Instance,
-        warmup: Warmup,
-        inputs: Mapping[str, Tensor],
-        note_progress: Callable[[], None],
-    ) -> None:
-        try:
-            for _ in range(warmup.count):
-                note_progress()
-                _run(self._config, instance, inputs)
-        except Exception as error:
-            why = str(error) if isinstance(error, EdgeServerError) else repr(error)
-            raise ModelConfigError(
-                f"model '{self._config.name}': warm-up sample '{warmup.name}' failed: {why}; give "
-                "it data that the model can work on, or remove that model_warmup"
-            ) from error
+            try:
+                for _ in range(warmup.count):
+                    note_progress()
+                    _run(self._config, instance, inputs)
+            except Exception as error:
+                why = str(error) if isinstance(error, EdgeServerError) else repr(error)
+                raise ModelConfigError(
+                    f"model '{self._config.name}': warm-up sample '{warmup.name}' failed: {why}; "
+                    "give it data that the model can work on, or remove that model_warmup"
+                ) from error
 
 
 def _run(config: ModelConfig, instance: Instance, inputs: Mapping[str, Tensor]) -> None:
@@ -399,16 +382,11 @@ class Scheduling:
         return LoadedModel(config, version, scheduler, statistics)
 
     def model(
-        self,
-        config: ModelConfig,
-        version: int,
-        model: Model,
-        directory: Path = Path(),
+        self, config: ModelConfig, version: int, model: Model, directory: Path = Path()
     ) -> LoadedModel:
         """Make a loaded model of a backend's model, warmed up; both are closed together.
 
-        Args:
-            directory: the model's, for the files of its warm-up and of initial states.
+        Args: directory: the model's, for the files of its warm-up and of initial states.
 
         Raises: EdgeServerError: an instance cannot be made or warmed up; nothing is left open.
         """
@@ -453,8 +431,9 @@ class Scheduling:
             )
         if self._limiter is None and any(g.resources for g in config.instance_groups):
             log.warning(_NO_EFFECT, config.name, "rate_limiter", "--rate-limit=execution_count")
+        samples = read_samples(config, directory / WARMUP_DIRECTORY)
+        warm = _WarmingModel(config, model, samples) if samples else model
         executor = Executor(config, version, statistics)
-        warm = warmed_up(config, model, directory)
         return self._cached(config, self._scheduler(executor, warm, directory), statistics)
 
     def _statistics(self, config: ModelConfig) -> ModelStatistics:
@@ -470,17 +449,12 @@ class Scheduling:
         return CachingScheduler(scheduler, self._cache, config, statistics)
 
     def _scheduler(self, executor: Executor, model: MakesInstances, directory: Path) -> Scheduler:
-        config = executor.config
-        if config.sequence_batching is not None:
+        config, watch, limiter = executor.config, self._watch, self._limiter
+        if (batching := config.sequence_batching) is not None:
             return SequenceScheduler(
-                executor,
-                config.sequence_batching,
-                model,
-                directory,
-                watch=self._watch,
-                limiter=self._limiter,
+                executor, batching, model, directory, watch=watch, limiter=limiter
             )
-        pool = InstancePool.of(config, model, self._limiter)
+        pool = InstancePool.of(config, model, limiter)
         if config.dynamic_batching is not None:
-            return DynamicBatchScheduler(executor, pool, config.dynamic_batching, self._watch)
+            return DynamicBatchScheduler(executor, pool, config.dynamic_batching, watch)
         return DirectScheduler(executor, pool)

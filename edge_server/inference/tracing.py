@@ -451,7 +451,11 @@ class TraceFile:
         self._begun: set[Path] = set()
         self._failed = False
         try:
-            self._check_writable()
+            # An empty file is not valid JSON; the first trace creates the file.
+            was_there = os.path.lexists(self.path)
+            with _opened(self.path):
+                if not was_there:
+                    self.path.unlink()
             self._sizes = self._find()
         except OSError as error:
             what = "is a link" if error.errno == errno.ELOOP else error.strerror
@@ -483,13 +487,6 @@ class TraceFile:
                 self._most_bytes >> 20,
             )
         return not self.full
-
-    def _check_writable(self) -> None:
-        was_there = os.path.lexists(self.path)
-        with _opened(self.path):
-            if not was_there:
-                # An empty file is not valid JSON; the first trace creates the file.
-                self.path.unlink()
 
     def _find(self) -> dict[Path, int]:
         name = self.path.name

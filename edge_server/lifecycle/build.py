@@ -31,7 +31,7 @@ from edge_server.process.threads import GivenUp, Hangs, run_with_timeout
 from edge_server.repository.manifest import NAME, SIGNATURE_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Collection, Iterator
 
     from edge_server.backends.contract import ProgressCallback, ServerContext
     from edge_server.inference.registry import LoadedModel
@@ -270,10 +270,7 @@ class Build:
         return LoadedVersions(part.model_spec, tuple(models))
 
     def _kept(
-        self,
-        model_spec: ModelSpec,
-        version: int,
-        serving: LoadedVersions | None,
+        self, model_spec: ModelSpec, version: int, serving: LoadedVersions | None
     ) -> LoadedModel | None:
         """Return the reused version, with new instances if they changed; None if not reusable."""
         what, like = _reuse(model_spec, version, serving)
@@ -285,19 +282,23 @@ class Build:
         return self._scheduling.with_instances(like, config, model_spec.files.directory)
 
     def _anew(
-        self,
-        model_spec: ModelSpec,
-        version: int,
-        progress: ProgressCallback,
-        *,
-        builds: bool,
+        self, model_spec: ModelSpec, version: int, progress: ProgressCallback, *, builds: bool
     ) -> LoadedModel:
         """Load and validate the version; the validation does not count in its statistics."""
-        loaded = self._version(model_spec, version, progress, builds=builds)
+        began = time.monotonic()
+        files = model_spec.files
+        context = self._context(model_spec, version, progress, builds=builds)
+        model = find_backend(model_spec.config.backend).load(context)
+        try:
+            loaded = self._scheduling.model(context.config, version, model, files.directory)
+        except BaseException:
+            model.close()
+            raise
+        loaded = replace(loaded, load_s=time.monotonic() - began, holds=[files.holder])
         try:
             run_with_timeout(
                 f"validate-{model_spec.name}",
-                partial(validate, loaded, model_spec.files.directory),
+                partial(validate, loaded, files.directory),
                 self._timeout_s,
                 late=loaded.close,
             )
@@ -316,26 +317,6 @@ class Build:
         loaded.statistics.start_over()
         return loaded
 
-    def _version(
-        self,
-        model_spec: ModelSpec,
-        version: int,
-        progress: ProgressCallback,
-        *,
-        builds: bool,
-    ) -> LoadedModel:
-        began = time.monotonic()
-        files = model_spec.files
-        context = self._context(model_spec, version, progress, builds=builds)
-        model = find_backend(model_spec.config.backend).load(context)
-        try:
-            loaded = self._scheduling.model(context.config, version, model, files.directory)
-        except BaseException:
-            model.close()
-            raise
-        loaded = replace(loaded, load_s=time.monotonic() - began)
-        return replace(loaded, after_close=_holding(files.holder))
-
     def _context(
         self, model_spec: ModelSpec, version: int, progress: ProgressCallback, *, builds: bool
     ) -> LoadContext:
@@ -351,16 +332,6 @@ class Build:
             self._server_context,
             builds=builds,
         )
-
-
-def _holding(held: object) -> Callable[[], None]:
-    """Return a function that keeps `held` alive until the function is called."""
-
-    def release() -> None:
-        nonlocal held
-        held = None
-
-    return release
 
 
 def _reuse(
@@ -380,7 +351,10 @@ def _reusable(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
     version policy and the instance groups."""
     if new.is_ensemble or old.is_ensemble or not _same_files(new, old, version):
         return Reuse.NOTHING
-    ours, theirs = _without(new, "version_policy"), _without(old, "version_policy")
+    ours, theirs = pb.ModelConfig(), pb.ModelConfig()
+    for message, spec in ((ours, new), (theirs, old)):
+        message.CopyFrom(spec.message)
+        message.ClearField("version_policy")
     if ours == theirs:
         return Reuse.INSTANCES
     placements = [_placements(message) for message in (ours, theirs)]
@@ -406,13 +380,6 @@ def _renewed(config: ModelConfig, model_spec: ModelSpec) -> ModelConfig:
     message.version_policy.CopyFrom(model_spec.message.version_policy)
     message.instance_group.extend(model_spec.message.instance_group)
     return replace(config, message=message, instance_groups=model_spec.config.instance_groups)
-
-
-def _without(model_spec: ModelSpec, field: str) -> Any:
-    message = pb.ModelConfig()
-    message.CopyFrom(model_spec.message)
-    message.ClearField(field)
-    return message
 
 
 def _placements(message: Any) -> set[Any]:

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import LoadFailure
     from edge_server.lifecycle.updates import Deployments
-    from edge_server.repository.store import ModelStore
-    from edge_server.repository.verdicts import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +114,7 @@ class RepositoryControl:
             if self._exit_on_error:
                 raise
             log.error("repository: %s; no model is loaded", error)  # noqa: TRY400 - its own text
-            self._loader.table.note_start(failed=True)
+            self._loader.table.registry.failed_start = True
             return
         if failed and self._exit_on_error:
             raise cannot_be_loaded(failed)
@@ -157,7 +155,7 @@ class RepositoryControl:
             raise _load_error(name, failures)
         if why := self._loader.idle.wake(name):
             raise Unavailable(why)
-        self._loader.table.note_start(failed=False)
+        self._loader.table.registry.failed_start = False
 
     def unload_idle(self, now: float) -> None:
         """See `IdleModels.look`."""
@@ -291,7 +289,7 @@ class PollControl:
         self.worker = Worker("repository", self._tick, deadline_s=math.inf)
         self.updates = Updates(loader, deployments)
         self._loader = loader
-        self._deployments = deployments
+        self.deployments = deployments
         self._table = deployments.table
         self._repositories = tuple(repositories)
         self._poll_s = poll_s or math.inf
@@ -379,21 +377,6 @@ class PollControl:
         """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
         return now - self._scanned_s
 
-    @property
-    def store(self) -> ModelStore:
-        return self._deployments.store
-
-    def verdict(self, model: str) -> Verdict:
-        """Return what was found of the newest content of a model."""
-        return self._deployments.verdict(model)
-
-    def judge(self, model: str, served: str, text: str) -> None:
-        """Note what was found of a candidate's lanes, for `models promote`."""
-        self._deployments.judge(model, served, text)
-
-    def outcomes(self) -> dict[str, int]:
-        return self._deployments.outcomes()
-
     def close(self, timeout_s: float) -> None:
         """Stop the scans and clear the registry; wait up to `timeout_s` for models that close or
         load."""
@@ -403,13 +386,13 @@ class PollControl:
         self.updates.close()
         self._loader.close(max(0.0, until - time.monotonic()))
         self._inotify_watch.close()
-        self._deployments.store.close()
+        self.deployments.store.close()
 
     def _tick(self, now: float) -> None:
         """Called about every second."""
-        self._deployments.note_serving()
+        self.deployments.note_serving()
         # What the store could not copy, or was released from quarantine, is staged again.
-        if again := self._deployments.release_noted() | self.updates.retry(now):
+        if again := self.deployments.release_noted() | self.updates.retry(now):
             self._report_again(again)
             self._next_s = 0.0
         if now >= self._next_s:

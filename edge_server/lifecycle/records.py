@@ -432,10 +432,6 @@ class ModelTable:
         with self.lock:
             return self.get(name).serving
 
-    def note_start(self, *, failed: bool) -> None:
-        """Show whether no repository could be read at the start, and no model was loaded since."""
-        self.registry.failed_start = failed
-
     # The caller of the methods below holds the lock.
 
     def __getitem__(self, name: str) -> ModelRecord:

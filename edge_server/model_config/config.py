@@ -18,6 +18,7 @@ from edge_server.model_config.scheduling import (
     Warmup,
     dynamic_batching_of,
     sequence_batching_of,
+    valid_datatype,
     warmups_of,
 )
 from edge_server.settings import Python
@@ -118,10 +119,8 @@ def ragged_faults(message: Any) -> Iterator[str]:
 
 
 def _batch_input(message: Any) -> BatchInput:
-    datatype = datatype_of(message.data_type)
-    if datatype is None:
-        raise AssertionError(f"{message.data_type}: validation lets no such data type through")
     kind = BatchInputKind(pb.BatchInput.Kind.Name(message.kind))
+    datatype = valid_datatype(message.data_type)
     return BatchInput(kind, tuple(message.target_name), datatype, message.source_input[0])
 
 

@@ -196,7 +196,7 @@ def warmups_of(message: Any) -> tuple[Warmup, ...]:
             sample.count or 1,
             {
                 name: WarmupInput(
-                    _valid_datatype(tensor.data_type),
+                    valid_datatype(tensor.data_type),
                     tuple(tensor.dims),
                     tensor.WhichOneof("input_data_type") == "random_data",
                     tensor.input_data_file or None,
@@ -220,7 +220,7 @@ def _queue_policy(message: Any) -> QueuePolicy:
 def _control(input_name: str, control: Any) -> SequenceControl:
     kind = ControlKind(pb.ModelSequenceBatching.Control.Kind.Name(control.kind))
     if kind is ControlKind.CORRID:
-        return SequenceControl(input_name, kind, _valid_datatype(control.data_type), None)
+        return SequenceControl(input_name, kind, valid_datatype(control.data_type), None)
     for values, datatype in (
         (control.int32_false_true, DataType.INT32),
         (control.fp32_false_true, DataType.FP32),
@@ -237,11 +237,11 @@ def _state(state: Any) -> SequenceState:
     if state.initial_state:
         initial_shape = tuple(state.initial_state[0].dims)
         file = state.initial_state[0].data_file or None
-    datatype = _valid_datatype(state.data_type)
+    datatype = valid_datatype(state.data_type)
     return SequenceState(state.input_name, state.output_name, datatype, shape, initial_shape, file)
 
 
-def _valid_datatype(number: int) -> DataType:
+def valid_datatype(number: int) -> DataType:
     datatype = datatype_of(number)
     if datatype is None:
         raise AssertionError(f"{number}: validation lets no such data type through")

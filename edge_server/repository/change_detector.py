@@ -208,7 +208,7 @@ class ChangeDetector:
             return None
         if not unfinished:
             return tree
-        return tree.with_fault(f"{tree.directory}: {unfinished}", may_pass=passes)
+        return replace(tree, fault=f"{tree.directory}: {unfinished}", may_pass=passes)
 
 
 class InotifyWatch:

@@ -15,7 +15,7 @@ import re
 import stat
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import ModelConfigError, ModelLoadError
@@ -224,9 +224,6 @@ class ModelTree:
     @property
     def file_set(self) -> FileSet:
         return FileSet(self.files, self.directories, self.fault)
-
-    def with_fault(self, fault: str, *, may_pass: bool) -> ModelTree:
-        return replace(self, fault=fault, may_pass=may_pass)
 
     def require_usable(self) -> None:
         """Raises: ModelConfigError: the tree has a fault; ModelLoadError where that may pass."""

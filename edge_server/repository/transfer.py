@@ -73,6 +73,7 @@ class BrokenArchive(ModelConfigError):
     """An archive is cut off or damaged."""
 
 
+@dataclass(frozen=True)
 class Entry:
     """A directory or a file of a model; `read` returns the next bytes of a file, at most so
     many."""
@@ -279,12 +280,14 @@ def writing(place: Path) -> Iterator[None]:
 @dataclass(frozen=True)
 class Delivery:
     """The result of a transfer.
-    Attributes: placed_ns: just before the rename, `time.monotonic_ns()`; 0 if unchanged."""
+    Attributes: placed_ns: just before the rename, `time.monotonic_ns()`; 0 if unchanged.
+        note: a remark for the user; usually empty."""
 
     name: str
     outcome: Literal["new", "replaced", "unchanged"]
     content: Content
     placed_ns: int = 0
+    note: str = ""
 
 
 def receive(repository: Path, entries: Iterator[Entry], name: str = "") -> Delivery:

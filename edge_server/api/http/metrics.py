@@ -471,7 +471,7 @@ def _models(sources: Sources) -> Iterator[Metric]:
     yield from many("edge_channel_state", states)
     if (repository := sources.repository) is not None:
         yield from one("edge_repo_poll_age_seconds", repository.poll_age_s(time.monotonic()))
-        yield from many("edge_model_reload_total", repository.outcomes())
+        yield from many("edge_model_reload_total", repository.deployments.outcomes())
 
 
 def _cameras(sources: Sources) -> Iterator[Metric]:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from edge_server.backends.contract import OF_EVERY_MODEL, BackendParameters, check_parameters, ours
+from edge_server.backends.contract import (
+    OF_EVERY_MODEL,
+    BackendParameters,
+    check_parameters,
+    ours,
+    parameters_of,
+)
 from edge_server.backends.frameworks.runner import ModelFile
 from edge_server.backends.python.backend import (
     PythonModel,
@@ -123,7 +129,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     directory = files.versions[version]
     parameters = checked_parameters(files, config)
     check_parameters(files, ours(config, framework.parameters), framework.parameters)
-    for name in sorted(_unknown(config, framework)):
+    known = {*framework.parameters.__struct_fields__, *PythonParameters.__struct_fields__}
+    for name in sorted(config.parameters.keys() - known - OF_EVERY_MODEL):
         log.warning(
             "model %s: parameter '%s' has no effect here: backend '%s' knows: %s",
             config.name,
@@ -169,7 +176,7 @@ def load(context: LoadContext) -> PythonModel:
         ModelContext(
             directory,
             config,
-            PythonParameters.of(config),
+            parameters_of(config, PythonParameters),
             context.server,
             program=replace(program, check=check),
         )
@@ -206,11 +213,6 @@ def _check_agreement(files: ModelFiles, config: ModelConfig, signature: Signatur
             f"{files.config_path}: model '{config.name}' has an input '{missing[0]}' that the "
             "configuration does not name; add it"
         )
-
-
-def _unknown(config: ModelConfig, framework: Framework) -> set[str]:
-    known = {*framework.parameters.__struct_fields__, *PythonParameters.__struct_fields__}
-    return config.parameters.keys() - known - OF_EVERY_MODEL
 
 
 def _check_accelerators(files: ModelFiles, config: ModelConfig) -> None:

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import Model, check_parameters, ours
+from edge_server.backends.contract import Model, check_parameters, ours, parameters_of
 from edge_server.backends.python import messages as m
 from edge_server.backends.python import sandbox
 from edge_server.backends.python.context import (
@@ -109,11 +109,8 @@ def load(context: LoadContext) -> PythonModel:
             NO_EFFECT,
         )
     program = _program(directory, config, warn=True)
-    return PythonModel(
-        ModelContext(
-            directory, config, PythonParameters.of(config), context.server, program=program
-        )
-    )
+    parameters = parameters_of(config, PythonParameters)
+    return PythonModel(ModelContext(directory, config, parameters, context.server, program=program))
 
 
 def _program(directory: Path, config: ModelConfig, *, warn: bool = False) -> ModelProgram:
@@ -136,13 +133,9 @@ def check_sandbox(path: Path, config: ModelConfig, *, warn: bool = False) -> Non
 
 
 def checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParameters:
-    """Return the backend's parameters.
-
-    Raises:
-        ModelConfigError: a parameter's value is invalid; the text names the file.
-    """
+    """Return the backend's parameters. Raises: ModelConfigError: a value is invalid."""
     check_parameters(files, ours(config, PythonParameters), PythonParameters)
-    return PythonParameters.of(config)
+    return parameters_of(config, PythonParameters)
 
 
 def run_for_completion(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from edge_server.backends.contract import BackendParameters, ModelMetric, parameters_of
+from edge_server.backends.contract import BackendParameters, ModelMetric
 from edge_server.backends.python import sandbox
 from edge_server.backends.python.environments import NO_ENVIRONMENT, Environment
 from edge_server.backends.python.messages import Start
@@ -85,7 +85,12 @@ class MetricBook:
         """
         name, labels, bounds = message.family.name, message.labels, tuple(message.buckets)
         self.make_family(message.family)
-        _check_labels(name, labels)
+        _check_length(name, (*labels, *labels.values()))
+        for label in labels:
+            if not _LABEL.fullmatch(label):
+                raise InvalidRequest(
+                    f"metric '{name}': '{label}' cannot be a label: letters, digits, '_'"
+                )
         if len(bounds) > _MOST_BUCKETS:
             raise InvalidRequest(f"metric '{name}': {len(bounds)} buckets; at most {_MOST_BUCKETS}")
         is_histogram = message.family.kind == "histogram"
@@ -121,15 +126,6 @@ class MetricBook:
             return tuple(
                 ModelMetric(m.name, *self._families[m.name], m.labels, m.value, m.buckets())
                 for m in self._metrics
-            )
-
-
-def _check_labels(name: str, labels: Mapping[str, str]) -> None:
-    _check_length(name, (*labels, *labels.values()))
-    for label in labels:
-        if not _LABEL.fullmatch(label):
-            raise InvalidRequest(
-                f"metric '{name}': '{label}' cannot be a label: letters, digits, '_'"
             )
 
 
@@ -240,10 +236,6 @@ class PythonParameters(BackendParameters, frozen=True):
     execution_timeout_s: _Seconds | None = None
     initialize_timeout_s: _Seconds = 120.0
     shared_memory_limit_mib: Annotated[int, msgspec.Meta(gt=0, le=1 << 16)] = 256
-
-    @staticmethod
-    def of(config: ModelConfig) -> PythonParameters:
-        return parameters_of(config, PythonParameters)
 
     @property
     def arena_bytes(self) -> int:

@@ -228,16 +228,7 @@ def _set_unused_aside(parent: Path) -> None:
 def _unpack(archive: Path, directory: Path, where: str) -> None:
     """A program of its own does it: an archive has many small files, and Python's lock is held for
     each of them."""
-    command = [
-        "nice",
-        "tar",
-        "--extract",
-        "--no-same-owner",
-        "--file",
-        str(archive),
-        "-C",
-        str(directory),
-    ]
+    command = ["nice", "tar", "-x", "--no-same-owner", "-f", str(archive), "-C", str(directory)]
     with subprocess.Popen(  # noqa: S603 - a fixed program
         command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:

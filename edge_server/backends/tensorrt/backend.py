@@ -300,8 +300,6 @@ def prepare(context: LoadContext) -> None:
 
 
 def _source(context: LoadContext) -> PlanSource:
-    from edge_server.backends.tensorrt.backend import PlanSource  # noqa: PLC0415 - likewise
-
     parameters = parameters_of(context.config, TensorRtParameters)
     return PlanSource(
         context.directory, context.config, parameters, context.progress, builds=context.builds

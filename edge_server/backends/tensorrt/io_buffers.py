@@ -81,11 +81,6 @@ class StagingBuffer:
         return ByteSpan(self.pointer + begin, nbytes)
 
 
-def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the same memory as bytes; `array` is C-contiguous."""
-    return array.reshape(-1).view(np.uint8)
-
-
 class InputSlot:
     """Gathers the requests' parts of one input at the address that TensorRT reads.
 
@@ -160,7 +155,8 @@ class InputSlot:
             elif part.nbytes:
                 stream.to_device(staging.span(begin, part.nbytes), part)
                 copied_to = end
-            self._count(request, part.nbytes)
+            if not staging.is_mapped:
+                request.copied("to_device", part.nbytes)
             begin = end
         self._flush(stream, copied_to, begin)
         return read
@@ -172,7 +168,8 @@ class InputSlot:
             # On another GPU, or of another library.
             array = tensor.on_device.on_host()
             request.copied("to_host", array.nbytes)
-        return as_bytes(array)
+        # Its memory as bytes: an array of a request is C-contiguous.
+        return array.reshape(-1).view(np.uint8)
 
     def _on_device(self, request: ExecuteRequest) -> CudaArray | None:
         array = request.inputs[self.name].on_device
@@ -183,10 +180,6 @@ class InputSlot:
         staging = self._staging
         if begin < end and staging.host is not None and not staging.is_mapped:
             stream.to_device(staging.span(begin, end - begin), staging.host[begin:end])
-
-    def _count(self, request: ExecuteRequest, nbytes: int) -> None:
-        if not self._staging.is_mapped:
-            request.copied("to_device", nbytes)
 
 
 class OutputSlot:
@@ -315,7 +308,10 @@ class Context:
                 self._outputs[name] = tuple(self._context.get_tensor_shape(name))
             except ValueError as error:
                 # An unknown shape has -1 dimensions, which Python rejects as a length.
-                raise self._do_not_go_together(mark) from error
+                raise InvalidRequest(
+                    f"request specifies invalid shapes for {self._name}: they do not go together: "
+                    f"{trt_log().since(mark)}"
+                ) from error
         return self._outputs[name]
 
     def bind(self, name: str, address: int) -> None:
@@ -389,12 +385,6 @@ class Context:
         missing = ", ".join(name for name, shape in shapes.items() if -1 in shape)
         raise InternalError(
             f"{self._name}: TensorRT does not know the shapes for {missing}: "
-            f"{trt_log().since(mark)}"
-        )
-
-    def _do_not_go_together(self, mark: int) -> InvalidRequest:
-        return InvalidRequest(
-            f"request specifies invalid shapes for {self._name}: they do not go together: "
             f"{trt_log().since(mark)}"
         )
 

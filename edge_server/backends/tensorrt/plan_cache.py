@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     import tensorrt as trt
 
-    from edge_server.backends.tensorrt.plan_options import BuildOptions, DeviceFacts, Profile, Shape
+    from edge_server.backends.tensorrt.plan_options import BuildOptions, DeviceFacts, Profile
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +312,8 @@ def make_plan(
     onnx_sha256 = sha256_of(onnx)
     job = BuildJob(str(onnx), str(written), options, str(timing_cache or ""))
     try:
-        _clear(plan)
+        for left in plan.parent.glob(_WRITTEN.format(plan.name, "*")):
+            left.unlink(missing_ok=True)
         # A read-only directory fails now, not after minutes.
         written.touch()
         built = build(job, on_event)
@@ -344,11 +345,6 @@ def make_plan(
     return side_car
 
 
-def _clear(plan: Path) -> None:
-    for left in plan.parent.glob(_WRITTEN.format(plan.name, "*")):
-        left.unlink(missing_ok=True)
-
-
 def trtexec_line(
     onnx: Path,
     plan: Path,
@@ -366,9 +362,8 @@ def trtexec_line(
         if len(profiles) > 1:
             words.append(f"--profile={index}")
         for flag, which in (("--minShapes", "min"), ("--optShapes", "opt"), ("--maxShapes", "max")):
-            shapes = ",".join(
-                f"{name}:{_text(getattr(found, which))}" for name, found in profile.items()
-            )
+            shapes = {n: "x".join(map(str, getattr(r, which))) for n, r in profile.items()}
+            words.append(f"{flag}={','.join(f'{name}:{shape}' for name, shape in shapes.items())}")
             words.append(f"{flag}={shapes}")
     if options.dla_core is not None:
         words.append(f"--useDLACore={options.dla_core}")
@@ -376,10 +371,6 @@ def trtexec_line(
     words += [f"--memPoolSize=workspace:{options.workspace_mib}", "--profilingVerbosity=detailed"]
     words.append("--skipInference")
     return shlex.join(words)
-
-
-def _text(shape: Shape) -> str:
-    return "x".join(map(str, shape))
 
 
 # A build that failed for want of memory, or crashed, may succeed later; a boot is later, too.

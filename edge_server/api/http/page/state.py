@@ -179,7 +179,10 @@ def _repository(parts: Sources, now_s: float) -> dict[str, Any] | None:
     repository = parts.repository
     if repository is None:
         return None
-    return {"age_s": repository.poll_age_s(now_s), "outcomes": dict(repository.outcomes())}
+    return {
+        "age_s": repository.poll_age_s(now_s),
+        "outcomes": dict(repository.deployments.outcomes()),
+    }
 
 
 def _recorder(parts: Sources) -> dict[str, Any] | None:

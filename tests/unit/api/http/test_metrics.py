@@ -302,6 +302,10 @@ def test_a_boards_numbers_arrive_in_units_of_prometheus(tmp_path: Path) -> None:
 
 
 class FollowedRepository:
+    @property
+    def deployments(self) -> FollowedRepository:
+        return self
+
     def poll_age_s(self, now: float) -> float:
         return 1.0
 
