@@ -73,15 +73,11 @@ _MOST_SPOILT = 1024
 
 
 class WatchedScheduler(SchedulerWrapper):
-    """Passes requests on to `scheduler` and counts their responses, until `end`.
+    """Passes requests on to `scheduler` and counts their responses, until `end` or `most` requests.
 
     Until then responses are on the host, where they can be checked. A `mirror` gets the requests
     whose response has a fault and a sample of the others. A non-finite response counts only where
-    the request, and with it its sequence, held finite numbers alone.
-
-    Args:
-        most: counting ends by itself after so many requests; None is unlimited.
-    """
+    the request, and with it its sequence, held finite numbers alone."""
 
     def __init__(
         self,
@@ -213,13 +209,9 @@ class _SpoiltSequences:
 
 
 class WatchedVersion(NamedTuple):
-    """One new version, and the figures of its predecessor.
-
-    Attributes:
-        mirror: None where the predecessor cannot replay the version's requests.
-        shares: of the predecessor's own requests with each fault.
-        hangs_s: 30 times the p99 of the predecessor; 0 where that has too few requests.
-    """
+    """One new version, its `mirror` (None where the predecessor cannot replay its requests), and of
+    the predecessor the `shares` of its own requests with each fault and in `hangs_s` 30 times its
+    p99, 0 with too few requests."""
 
     model: LoadedModel
     scheduler: WatchedScheduler
@@ -352,12 +344,9 @@ _CHECK_S = 0.25
 
 @dataclass(frozen=True)
 class CanaryTerms:
-    """How long the canary of a new version lasts.
-
-    A version passes when it has responded to `requests` requests, `least_s` have passed, and its
-    latency is known to be slower or not; or after `longest_s`, whatever the number of responses.
-    Its predecessor stays in memory until then.
-    """
+    """A version passes when it has responded to `requests` requests, `least_s` have passed, and it
+    is known whether it is slower; or after `longest_s`. Until then its predecessor stays in
+    memory."""
 
     requests: int = 200
     least_s: float = 30.0
@@ -378,31 +367,27 @@ class CanaryMonitor:
     not.
 
     A request that fails or is refused, or whose response is not finite, is replayed on the
-    predecessor, and counts only where the predecessor's response is good (see `Mirror`). With at
-    least three such requests a version is worse: when its failures exceed 5 % and three times the
-    failures that only the predecessor has; when its responses with infinities or NaN exceed 1 % and
-    three times likewise. A version is also worse when a run takes more than 1 s and ten times as
-    long as the predecessor needs for the same request (times the rows that its batch may have), and
-    when its model is away for 1 s while the predecessor is not. A standstill of the whole process
-    counts for neither (see `AwakeTime`). A request that the predecessor refuses or fails at shows
-    nothing of its time: the run hangs after 5 s and 30 times the predecessor's p99, or after 30 s.
-    So long may the model be away after a request that the predecessor failed at.
+    predecessor, and counts only where that responds well (see `Mirror`). With at least three such
+    requests a version is worse when its failures exceed 5 %, or its responses that are not finite 1
+    %, and three times what only the predecessor has of them; when a run takes more than 1 s and ten
+    times as long as the predecessor needs for the same request (times the rows that its batch may
+    have); and when its model is away for 1 s while the predecessor is not. A standstill of the
+    whole process counts for neither (see `AwakeTime`). Where the predecessor has no response to
+    compare, the run hangs after 5 s and 30 times its p99, or after 30 s; so long may the model be
+    away, too.
 
     A request that is cancelled, late or finds the queue full does not count. Requests of a model
     that keeps state, is decoupled or has another interface than its predecessor cannot be replayed:
-    the shares are compared with those of the predecessor's own first requests, and a run hangs as
-    one whose request the predecessor refuses.
+    the shares are compared with those of the predecessor's own first requests.
 
-    A version that is only slower, for all requests or for some, is reported and stays: the team
-    that pushes the model sets its allowed latency, and a busy machine must not take good lanes
-    away.
+    A version that is only slower is reported and stays: the team that pushes it sets its allowed
+    latency, and a busy machine must not take good lanes away.
 
     Args:
         on_failed: called with the reason, at most once, on the thread of this monitor.
         on_over: called last, whatever the verdict.
-        on_news: called whenever the news of a serving version changes; empty where there is none
-            any more.
-    """
+        on_news: called when the news of a serving version change; empty where there are none any
+            more."""
 
     def __init__(
         self,
@@ -435,14 +420,9 @@ class CanaryMonitor:
     def watch(
         self, model: LoadedModel, predecessor: LoadedModel, members: Sequence[LoadedModel] = ()
     ) -> LoadedModel:
-        """Return `model` with a watched scheduler, to be published.
-
-        To be called for each new version, before `start`.
-
-        Args:
-            predecessor: stays open for as long as the canary lasts.
-            members: the members of a predecessor that is an ensemble; open likewise.
-        """
+        """Return `model` with a watched scheduler, to be published; for each new version, before
+        `start`. The predecessor, and its `members` where it is an ensemble, stay open until the
+        canary is over."""
         target = ReplayTarget.of(model, predecessor, members)
         mirror = None if target is None else Mirror(target, self._wake.set)
         scheduler = model.scheduler

@@ -41,11 +41,8 @@ class ModelMetadata:
 
 
 class DataPlane:
-    """Runs requests on the models of the registry; knows no transport.
-
-    Args:
-        strict_readiness: the server is ready only while every desired model is READY.
-    """
+    """Runs requests on the models of the registry; knows no transport. With `strict_readiness` the
+    server is ready only while every desired model is READY."""
 
     def __init__(self, registry: ModelRegistry, *, strict_readiness: bool = True) -> None:
         self._registry = registry
@@ -59,10 +56,8 @@ class DataPlane:
 
     def submit(self, request: InferRequest, respond: Respond, lease: Lease | None = None) -> None:
         """Start one request; `respond` gets its responses, now or later (see `Snapshot.submit`).
-
         The request holds its lease until its last response: `lease`, which this call ends in every
-        case, or one on the current snapshot. An exception from `respond` is logged.
-        """
+        case, or one on the current snapshot."""
         lease = lease or self.lease()
 
         try:
@@ -149,11 +144,8 @@ class LoadOptions:
     Attributes:
         config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
         files: `<version>/<name>` → content, instead of the model's directory; with `config`.
-        within: the model that makes the request; empty where a client does. That model may be
-            loading itself, so a load that would wait for it is refused.
-        cancellation: of the request; a load that waits for another one is given up once its request
-            is cancelled, a load that has begun goes on.
-    """
+        within: the model that makes the request, which may itself be loading; empty of a client.
+        cancellation: ends the wait for another load; a load that has begun goes on."""
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -171,13 +163,9 @@ class ModelControl(Protocol):
     def loads_on_request(self) -> bool: ...
 
     def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
-        """Load or reload `name` and its dependencies; returns when they are loaded.
-
-        Raises:
-            Cancelled: the request was cancelled before its load began.
-            Unavailable: the control mode does not allow the load, or it would wait for itself.
-            NotFound, ModelConfigError, InvalidRequest, InternalError: Triton's texts.
-        """
+        """Load or reload `name` and its dependencies; returns when they are loaded. Raises Triton's
+        texts; Cancelled before its load began; Unavailable where the mode does not allow it, or it
+        would wait for itself."""
         ...
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
@@ -222,15 +210,9 @@ class BoundedControl:
 
 
 class LiveModels:
-    """The `ServerContext` of the models in a registry.
-
-    `[grpc] control` confines clients, not models, to the Unix socket: the operator of the server
-    put a model's code into the repository, so the code may load models wherever the mode allows.
-
-    Attributes:
-        control: loads the models; set after the models have their context, and until then no load
-            on request is possible.
-    """
+    """The `ServerContext` of the models in a registry, whose `control` is set after they have their
+    context. `[grpc] control` confines clients, not models: the operator put their code into the
+    repository."""
 
     def __init__(self, registry: ModelRegistry) -> None:
         self.models = DataPlane(registry)

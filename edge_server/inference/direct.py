@@ -45,13 +45,8 @@ _TOO_LATE = "the request's deadline passed before an instance was idle"
 
 
 class InstancePool:
-    """Lends each instance to one caller at a time.
-
-    Urgent callers go before the others, but every fourth run is one of the others' who wait.
-
-    Args:
-        limiter: decides which of `instances` may run, and when; None where all may.
-    """
+    """Lends each instance to one caller at a time: urgent callers before the others, but every
+    fourth run is one of the others' who wait. A `limiter` decides which may run, and when."""
 
     def __init__(
         self,
@@ -82,12 +77,7 @@ class InstancePool:
     def of(
         config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None = None
     ) -> InstancePool:
-        """Create all instances of the configuration.
-
-        Raises:
-            EdgeServerError: one cannot be made, or none may run; those before it are closed
-                again.
-        """
+        """Create all instances of the configuration, or raise and close those that were made."""
         return _pool_of(_make(config, model, limiter), limiter)
 
     @staticmethod
@@ -95,8 +85,7 @@ class InstancePool:
         config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None = None
     ) -> list[InstancePool]:
         """One pool per running instance; passive instances are closed with the first. Raises as
-        `of`.
-        """
+        `of`."""
         made = _make(config, model, limiter)
         running = [each for each in made if not each.passive]
         passive = [each for each in made if each.passive]
@@ -140,13 +129,9 @@ class InstancePool:
     ) -> Instance:
         """Lend an idle instance to the caller until `give_back`; wait for one until `deadline`.
 
-        Args:
-            expect: `ExpectedWait.check` of a request, called before a wait until a deadline; it may
-                refuse the request.
+        Args: expect: `ExpectedWait.check` of a request, called before a wait until a deadline.
 
-        Raises:
-            DeadlineExceeded, Cancelled: see `Waiter.wait`.
-        """
+        Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`."""
         now = time.monotonic()
         if deadline is not None and (now >= deadline or self._limited or not self._idle):
             if expect is not None:
@@ -291,16 +276,12 @@ class ExpectedWait:
     """Refuses at once a request whose response would come too late.
 
     Without this check a first-come queue serves no request in time once the load exceeds the
-    throughput: every request at its head has waited for its whole deadline, and the model works
-    for callers who have gone.
+    throughput: the model works for callers who have gone.
 
-    The forecast for a request is the rest of the current run, the runs of the requests before it,
-    and its own. A request without a deadline, an urgent one, or one that finds an instance idle is
-    never refused, so that quick runs correct what slow runs have taught. No lock is needed.
-
-    Args:
-        together: maximum number of requests per run.
-    """
+    The forecast is the rest of the current run, the runs of the requests before it, `together` in
+    each, and its own. A request without a deadline, an urgent one, or one that finds an instance
+    idle is never refused, so that quick runs correct what slow runs have taught. No lock is
+    needed."""
 
     def __init__(self, instances: int, together: int = 1) -> None:
         self._instances = max(1, instances)
@@ -308,12 +289,9 @@ class ExpectedWait:
         self.runs_s: deque[float] = deque(maxlen=_RUNS)
 
     def check(self, request: InferRequest, *, ahead: int, running_s: float, now: float) -> None:
-        """Return where `request` may join the queue behind `ahead` others.
-
-        Raises:
-            DeadlineExceeded: the deadline has passed already.
-            Unavailable: the response would come after the deadline.
-        """
+        """Return where `request` may join the queue behind `ahead` others; raise DeadlineExceeded
+        where its deadline has passed already, Unavailable where the response would come after
+        it."""
         if request.deadline is None:
             return
         left_s = request.deadline - now

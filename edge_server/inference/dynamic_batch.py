@@ -53,11 +53,9 @@ class _Place:
 
 
 class PolicyQueue:
-    """Serves urgent requests first, then level by level, each level in order of arrival.
-
-    Without lock and clock. A cancelled or overdue job leaves the queue when the queue moves past
-    it, and `take_refused` returns it; no job is lost.
-    """
+    """Serves urgent requests first, then level by level, each level in order of arrival. Without
+    lock and clock. A cancelled or overdue job leaves the queue when the queue moves past it, and
+    `take_refused` returns it; no job is lost."""
 
     def __init__(self, batching: DynamicBatching) -> None:
         self._most_levels = max(1, batching.priority_levels)
@@ -174,13 +172,10 @@ class OpenBatch:
 
 
 class BatchRule:
-    """Requests join a batch in order until one does not fit.
-
-    A batch is due when it reaches a preferred size, cannot grow, or its oldest request has waited
-    for the maximum delay. A request fits if it has the same inputs, with the same shapes except for
-    the batch dimension and for ragged inputs, and the batch stays within `max_batch_size`. Requests
-    are never split.
-    """
+    """Requests join a batch in order until one does not fit: it must have the same inputs, with the
+    same shapes except for the batch dimension and for ragged inputs, within `max_batch_size`. A
+    batch is due when it reaches a preferred size, cannot grow, or its oldest request has waited for
+    the maximum delay. Requests are never split."""
 
     def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
         self._max_size = max(1, config.max_batch_size)
@@ -242,13 +237,8 @@ class DynamicBatchScheduler(Submits):
     """A queue of requests, and as many workers as instances that run them in batches.
 
     One worker at a time gathers: it waits until a batch is due, takes an instance, and only then
-    selects the requests, so that a batch grows while every instance is busy or the rate limiter
-    holds the instances back. Then the next worker gathers. `submit` never waits for a model.
-
-    The workers have no supervisor: a model that hangs shows in `running_since`.
-
-    Raises: InternalError: the system gives no thread; the pool is closed.
-    """
+    selects the requests, so that a batch grows while no instance may run. Then the next worker
+    gathers. `submit` never waits for a model. A model that hangs shows in `running_since`."""
 
     def __init__(
         self,

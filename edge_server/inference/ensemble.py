@@ -37,8 +37,8 @@ class EnsembleRun:
 
     A step whose model runs on the submitting thread is followed there by the steps that it makes
     ready, at constant stack depth. Where several steps are ready, those whose models queue are
-    submitted first; all but one of the others go to idle threads, and without idle threads they
-    run here, one after the other. A response on another thread than its step's submitting one only
+    submitted first; all but one of the others go to idle threads, and without idle threads they run
+    here, one after the other. A response on another thread than its step's submitting one only
     starts the steps it makes ready.
 
     A decoupled model is held in its `respond` while the steps behind it have no slot. The model
@@ -46,12 +46,7 @@ class EnsembleRun:
     instance. A nested ensemble is not held: its own limit bounds its requests in flight.
 
     The first error ends the request at once; steps that still run keep the snapshot's models open
-    until they end, and their responses are dropped.
-
-    Args:
-        respond: never called concurrently, and once as the final one.
-        slots: one for each step of the configuration; none without a limit.
-    """
+    until they end, and their responses are dropped. `respond` is never called concurrently."""
 
     def __init__(
         self,
@@ -299,10 +294,7 @@ class StepTask:
 
 class _StepCall(Reply["InferResponse"]):
     """A submitted step, which its model calls as `respond`; it keeps the snapshot's models open.
-
-    Attributes:
-        thread: that thread, while it submits; else 0.
-    """
+    `thread` is the one that submits it, as long as it does."""
 
     __slots__ = ("_run", "ready", "task", "thread")
 
@@ -328,12 +320,9 @@ _PLANS = 64
 
 
 class EnsembleScheduler(Submits):
-    """Runs the steps that the requested outputs need, each as soon as its tensors are there.
-
-    The graph is resolved before the scheduler is made, so an order exists. Steps run in the
-    snapshot that the request's lease pins, so no request sees two versions of one member. With a
-    decoupled step the ensemble responds once for each response of that step, in their order.
-    """
+    """Runs the steps that the requested outputs need, in the snapshot that the request's lease
+    pins, so that no request sees two versions of one member. With a decoupled step the ensemble
+    responds once for each response of that step, in their order."""
 
     def __init__(
         self,

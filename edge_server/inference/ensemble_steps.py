@@ -42,14 +42,11 @@ class PlannedStep:
 
     Attributes:
         index, place: its position in the configuration, and in the plan.
-        level: number of decoupled steps before it: the step runs once for each response of the
-            last of them.
+        level: of decoupled steps before it: it runs once for each response of the last of them.
         inputs: pairs of the model's input and the ensemble's tensor.
-        outputs: the same for the outputs that a step or the response reads; `wanted` are the
-            model's names of them.
+        outputs: the same for those that are read; `wanted` are the model's names of them.
         reads: the tensors that the step waits for: the ensemble's inputs are there.
-        hands_on: a step on a GPU reads one of the outputs.
-    """
+        hands_on: a step on a GPU reads one of the outputs."""
 
     index: int
     place: int
@@ -70,11 +67,9 @@ class Plan:
     """The steps that a set of outputs needs, each after those that write its inputs.
 
     Attributes:
-        level: of the response: 0 where there is one, else one response is sent for each response
-            of the last decoupled step.
+        level: 0 where there is one response, else there is one for each of the last decoupled step.
         reads: the tensors that the response waits for.
-        is_chain: each step waits for the one before it, and there is one response.
-    """
+        is_chain: each step waits for the one before it, and there is one response."""
 
     steps: tuple[PlannedStep, ...]
     level: int
@@ -152,14 +147,13 @@ def _in_order(config: ModelConfig) -> list[tuple[int, EnsembleStep]]:
 
 
 class DataSet:
-    """Tensors that belong together: the request's own, or those of one decoupled response.
+    """Tensors that belong together: the request's own, or those of one response of a decoupled
+    step, which worked on `parent`.
 
     Attributes:
-        parent: the data set that the decoupled step worked on; None for the request's own.
-        parts: the responses of the decoupled step that worked on this data set, in order, until
-            they have been sent.
-        all_parts: the decoupled step has sent its last response.
-    """
+        parts: the responses of the decoupled step that worked on this data set, until they are
+            sent.
+        all_parts: that step has sent its last response."""
 
     __slots__ = ("all_parts", "begun", "level", "parent", "parts", "tensors", "timings")
 
@@ -349,11 +343,7 @@ class EnsembleCall:
 
     def response(self, tensors: Made, timings: tuple[StepTiming, ...]) -> InferResponse:
         """The response whose outputs are among `tensors`; its parameters are the place in the
-        sequence, which Triton's ensembles always return.
-
-        Raises:
-            EdgeServerError: a device failed, or an output does not fit its shape.
-        """
+        sequence, which Triton's ensembles always return."""
         config = self._config
         outputs: dict[str, Tensor] = {}
         for name in self._names:

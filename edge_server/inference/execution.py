@@ -40,24 +40,20 @@ def no_respond(response: ResponseCallback, final: bool) -> None:
 
 
 class Job(msgspec.Struct, eq=False):
-    """One checked request on its way to an instance, which responds by calling the job.
-
-    The response of a model that is not decoupled is kept until the run has ended and is counted;
-    each of a decoupled model goes to the caller at once. `Executor.job` makes it.
+    """One checked request on its way to an instance, which responds by calling the job;
+    `Executor.job` makes it. The response of a model that is not decoupled is kept until the run is
+    counted; each of a decoupled model goes to the caller at once.
 
     Attributes:
         inputs, outputs: of the model; a scheduler may add its own to the request's.
         batch_size: 0 where the model does not batch.
-        on_outputs: called with all outputs of the model before the caller gets its response; an
-            `EdgeServerError` that it raises becomes the response.
+        on_outputs: called with all outputs before the caller gets its response; its error replaces
+            it.
         padding: the job only fills a row of a batch: it has no response and is not counted.
-        iterative: the model may have the job run again.
-        turn_ns: when the job queued for its next run.
+        iterative: the model may have the job run again, `turn_ns` after it queued for that.
         began_ns: when its first run began; 0 before.
         responses, last_ns: the number of a decoupled model's responses, and when the last one came.
-        ended: the model may not respond any more.
-        over: the caller has the last response.
-    """
+        ended, over: the model may not respond any more; the caller has the last response."""
 
     executor: Executor
     request: InferRequest
@@ -160,11 +156,8 @@ def stopping(request: InferRequest) -> Unavailable:
 
 
 class Executor:
-    """Runs jobs of one model version on its instances.
-
-    Every job gets its response, however the instance and the callers of the other jobs fail, and
-    is counted in the statistics before its response.
-    """
+    """Runs jobs of one model version on its instances. Every job gets its response, however the
+    instance and the callers of the other jobs fail, and is counted before its response."""
 
     def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
         self.config = config

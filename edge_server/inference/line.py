@@ -42,15 +42,8 @@ MOST_WAITING = 4096
 
 
 class Waiter(Generic[T]):
-    """A thread that waits in a line to be given something, until its deadline, or until its caller
-    cancels.
-
-    Args:
-        lock: of the line: held while something is given, and by the thread that waits.
-
-    Attributes:
-        given: what the thread has got; None where it left without.
-    """
+    """A thread that waits in a line, whose `lock` is held while it is `given` something, until its
+    deadline, or until its caller cancels."""
 
     __slots__ = ("_cancelled", "_turn", "_waits", "given")
 
@@ -67,12 +60,8 @@ class Waiter(Generic[T]):
         self._turn.notify()
 
     def wait(self, deadline: float | None, too_late: str) -> T:
-        """Return what was given.
-
-        Raises:
-            DeadlineExceeded: nothing was by `deadline` (`time.monotonic()`), in these words.
-            Cancelled: the caller cancelled before.
-        """
+        """Return what was given; raise DeadlineExceeded with `too_late` after `deadline`, Cancelled
+        where the caller cancelled before."""
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         self._turn.wait_for(lambda: self._cancelled or self.given is not None, left_s)
         self._waits = False
@@ -97,12 +86,9 @@ class WatchedLine(Protocol):
 
 
 class LineWatch:
-    """Searches all queues while a request waits in one of them, and when its time limit passes.
-
-    A queue removes such requests by itself when it moves. This thread covers the time in which a
-    queue stands still: every instance runs, or hangs, and callers come, give up and leave their
-    tensors behind.
-    """
+    """Searches all queues while a request waits in one of them, and when its time limit passes. A
+    queue removes such requests when it moves; this thread covers the time in which it stands still,
+    as every instance runs, or hangs, and callers give up and leave their tensors behind."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
@@ -190,14 +176,9 @@ class Task(Protocol):
 
 
 class StepThreads:
-    """Runs tasks on a few threads of its own, shared by all ensembles.
-
-    No caller ever waits here for a thread: `try_run` refuses, `run` queues the task. The queue
-    holds one task for each step that a request in flight can run next, and no more.
-
-    Args:
-        limit: at least 1; with 0 `try_run` always refuses and queued tasks never run.
-    """
+    """Runs tasks on a few threads of its own, shared by all ensembles. No caller ever waits here
+    for a thread: `try_run` refuses, `run` queues the task. The queue holds one task for each step
+    that a request in flight can run next, and no more."""
 
     def __init__(self, limit: int = LIMIT, watch: LineWatch | None = None) -> None:
         self._limit = limit
@@ -283,11 +264,8 @@ class StepThreads:
 
 class StepSlots:
     """Limits how many requests one step of an ensemble has at its model, over all callers:
-    `max_inflight_requests`.
-
-    Only a request at the model holds a slot, so a caller that waits for a slot waits for models
-    only.
-    """
+    `max_inflight_requests`. Only a request at the model holds a slot, so a caller that waits for
+    one waits for models only."""
 
     def __init__(self, limit: int, watch: LineWatch) -> None:
         self._limit = limit
@@ -397,12 +375,8 @@ class Resource(NamedTuple):
 
 
 class Share:
-    """The resources that one instance needs to run, and its turn.
-
-    Attributes:
-        turn: its executions so far, each weighted with its priority; the fewest go first.
-        running: the instance holds its resources.
-    """
+    """The resources that one instance needs to run, and its turn: its executions so far, each
+    weighted with its priority; the fewest go first."""
 
     __slots__ = ("needs", "passive", "priority", "running", "turn")
 
@@ -422,15 +396,13 @@ class Share:
 class RateLimiter:
     """Lets an instance run while the resources that it needs are free.
 
-    Among the waiting instances the one with the fewest executions goes first, each execution
-    weighted by the priority, so that priority n gets 1/n of the chances. An instance that is first
-    and does not fit reserves its resources against those behind it, so that a large need is not
-    passed over for ever; instances that need other resources go on. Idle time earns no chances.
+    Among the waiting instances the one with the fewest executions goes first, each weighted by the
+    priority, so that priority n gets 1/n of the chances. One that is first and does not fit
+    reserves its resources against those behind it; instances that need other resources go on. Idle
+    time earns no chances.
 
-    Args:
-        limits: the amounts. Without any, each resource has the largest need of any instance, plus
-            the amounts that passive instances hold; with some, an unnamed resource has none.
-    """
+    Args: limits: the amounts. Without any, each resource has the largest need of any instance, plus
+        what passive instances hold; with some, an unnamed resource has none."""
 
     def __init__(self, limits: Sequence[ResourceLimit] = ()) -> None:
         self._limits = tuple(limits)

@@ -63,16 +63,14 @@ class Fault(Enum):
 
 
 class ReplayTarget:
-    """Runs copies of requests on the version before the new one; only one thread at a time.
-
-    Nobody but the caller gets the responses, and no statistics count them.
+    """Runs copies of requests on the version before the new one; only one thread at a time. The
+    responses go to the caller alone, and no statistics count them.
 
     Attributes:
         calculates: the models only calculate, so that any request may run again.
         batch_size: of the largest batch that a run may make of several requests.
-        others_used: the predecessor has sent a request to another model, which was refused; so its
-            own responses are unknown.
-    """
+        others_used: the predecessor has sent a request to another model, so its responses are
+            unknown."""
 
     @staticmethod
     def of(
@@ -231,22 +229,18 @@ _LEAST_FOR_SHARE = 20
 
 
 class Mirror:
-    """Replays requests of a version on its predecessor, on the thread that calls `step`.
+    """Replays requests of a version on its predecessor, on the thread that calls `step` and
+    `time_s`.
 
     Each request with a fault (it fails, or its response is not finite) is replayed as far as the
     queue has room; where the predecessor only calculates, also a sample of the others, to compare
-    times. No caller waits for a replay; the predecessor's response goes to no caller and counts in
-    no statistics. At most 64 MiB and eight requests with a fault wait, one runs at a time, and
-    samples take a tenth of one thread's time.
-
-    Any thread may call any method but `step` and `time_s`, which have one thread.
+    times. No caller waits for a replay, or gets its response. At most 64 MiB and eight requests
+    with a fault wait, one runs at a time, and samples take a tenth of one thread's time.
 
     Attributes:
         comparable: whether the predecessor's responses are known.
         shared_failures: number of requests that both versions failed at, and neither refused.
-        timed: whether times are compared: not where a run may make one batch of several requests,
-            or where inputs are on a device.
-    """
+        timed: whether times are compared: not where a run may batch, or inputs are on a device."""
 
     def __init__(self, target: ReplayTarget, wake: Callable[[], None] = lambda: None) -> None:
         self.target = target
@@ -401,11 +395,8 @@ class _Replay(NamedTuple):
 
 
 class _Replayed(NamedTuple):
-    """The predecessor's response to a request that has a good response of the new version.
-
-    Attributes:
-        new_ns, old_ns: the models' compute time; 0 where it was not measured.
-    """
+    """The predecessor's fault, and the compute times of both models, 0 where not measured, for a
+    request to which the new version responded well."""
 
     fault: Fault | None
     new_ns: int

@@ -136,12 +136,8 @@ Spans = Callable[[MakeSpan], "Iterator[ReadableSpan]"]
 def request_spans(
     make: MakeSpan, request: TracedRequest, parent: SpanContext | None, *, is_server: bool = True
 ) -> Iterator[ReadableSpan]:
-    """Yield the spans of a request: `InferRequest` (Triton's name) and below it its models.
-
-    Args:
-        parent: of the client; None begins a trace.
-        is_server: False for a frame's request, which lies within the frame's own span.
-    """
+    """Yield the spans of a request: `InferRequest` (Triton's name) and below it its models; without
+    `is_server` the models alone, within the span of their frame."""
     traces = request.traces
     if not traces:
         return
@@ -257,12 +253,10 @@ class FrameTrace:
 
 
 class SpanSender(TraceQueue[Spans]):
-    """Sends spans in the background; `put` returns at once, from any thread.
-
-    A request with a `traceparent` follows its sampled flag; of the others, and of the frames,
-    `share` is chosen at random. Spans that the collector does not take are dropped: the log says so
-    once, and when it takes them again; the next attempt comes after a growing time.
-    """
+    """Sends spans in the background; `put` returns at once. A request with a `traceparent` follows
+    its sampled flag; of the others, and of the frames, `share` is chosen at random. Spans that the
+    collector does not take are dropped, which the log says once; the next attempt comes after a
+    growing time."""
 
     def __init__(
         self,

@@ -85,25 +85,16 @@ class Scheduler(Protocol):
     """Runs checked requests of one loaded model version."""
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        """Run `request` and return its only response; its lease pins `snapshot` until then.
-
-        Raises:
-            EdgeServerError: the request was refused, or the model responded with the error.
-            DeadlineExceeded, Cancelled: no response came before the request's deadline or the
-                caller's cancellation.
-        """
+        """Run `request` and return its only response; its lease pins `snapshot` until then. Raises
+        EdgeServerError, also where none came before the request's deadline or the caller's
+        cancellation."""
         ...
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        """Accept `request`; `respond` gets each of its responses, the last one marked as final.
-
-        `respond` may be called before this returns (the caller's thread runs the model) or after
-        (the request is queued); the final response always arrives. The request's lease pins
-        `snapshot` until then.
-
-        Raises:
-            InvalidRequest: the scheduler refuses the request; `respond` is not called.
-        """
+        """Accept `request`; `respond` gets each of its responses, before this returns (the caller's
+        thread runs the model) or after (the request is queued). The last one, marked as final,
+        always arrives, and the request's lease pins `snapshot` until then. Only an InvalidRequest
+        is raised instead."""
         ...
 
     def pending(self) -> int: ...
@@ -180,14 +171,9 @@ class LoadedModel:
 
 @dataclass(frozen=True, eq=False)
 class ServedConfiguration:
-    """Which of a model's configurations serves.
-
-    Attributes:
-        file: in the model's directory: config.pbtxt, or configs/NAME.pbtxt.
-        devices: of its instances: `GPU 0`, `CPU`.
-        why: why it is not one that the model prefers; empty where it is.
-        degraded: why it is not the one that this machine should serve, and how far that is.
-    """
+    """Which of a model's configurations serves: `file` (config.pbtxt, or configs/NAME.pbtxt) on
+    `devices` (`GPU 0`, `CPU`), `why` not one that the model prefers, and in `degraded` why not the
+    one that this machine should serve, and how far that is."""
 
     file: str
     devices: str
@@ -210,10 +196,8 @@ class ModelEntry:
         reason: why the version is in this state, or the progress of its load; for a READY version,
             why its reload failed, the progress of its successor's load, or why it is degraded.
         loaded: present when READY; of an idle version, what loads it for a request.
-        may_pass: for an UNAVAILABLE version: its files are not known to be at fault, so the next
-            attempt may succeed.
-        configuration: of a READY version that is no ensemble.
-    """
+        may_pass: of an UNAVAILABLE version whose files are not known to be at fault.
+        configuration: of a READY version that is no ensemble."""
 
     name: str
     version: int
@@ -277,13 +261,8 @@ class Snapshot:
         return None if self._keep is None else self._keep(self)
 
     def find(self, name: str, version: str = "") -> LoadedModel:
-        """Return the loaded model; an empty version means the highest READY one.
-
-        Raises:
-            NotFound: no such model or version, or none of its versions is READY.
-            Unavailable: the given version exists but is not READY.
-            InvalidRequest: `version` is not a version number.
-        """
+        """Return the loaded model; an empty version means the highest READY one. Raises NotFound,
+        Unavailable where the given version is not READY, InvalidRequest where it is no number."""
         latest = self._latest.get(name)
         if latest is not None and not version:
             return latest
@@ -323,11 +302,8 @@ class Submits:
     """A scheduler whose `infer` submits the request and waits for its response."""
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
-        """See `Scheduler.infer`.
-
-        A caller that leaves early, at its deadline or cancelled, leaves the request in the queue,
-        or running: the snapshot stays leased until the final response.
-        """
+        """See `Scheduler.infer`. A caller that leaves early leaves the request in the queue, or
+        running: the snapshot stays leased until the final response."""
         reply: Reply[InferResponse] = Reply(snapshot.retain())
         try:
             self.submit(request, snapshot, reply)
@@ -401,15 +377,12 @@ class ModelRegistry:
 
     The registry closes a model that a new snapshot no longer names once, when the last lease on a
     snapshot that still names it ends: a request never loses the model it runs on. Until then the
-    version is UNLOADING, afterwards UNAVAILABLE for the reason "unloaded".
+    version is UNLOADING, afterwards UNAVAILABLE for the reason "unloaded". A separate thread closes
+    models: the last lease may end on a thread of the very model, and closing may take long. Where
+    the system refuses a thread, they are closed with those of the next superseded snapshot.
 
-    A separate thread closes models: the last lease may end on a thread of the very model to be
-    closed, and closing may take long. Where the system refuses a thread, these models are closed
-    together with those of the next superseded snapshot.
-
-    Attributes:
-        failed_start: no repository could be read at the start, and no model was loaded since.
-    """
+    Attributes: failed_start: no repository could be read at the start, and no model was loaded
+        since."""
 
     def __init__(self) -> None:
         self.failed_start = False

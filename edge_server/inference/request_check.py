@@ -110,11 +110,8 @@ def check_names(
 def check_tensor(
     config: ModelConfig, request_id: str, name: str, datatype: DataType, shape: tuple[int, ...]
 ) -> int:
-    """Return the batch size of the input `name`, 0 where the model does not batch.
-
-    Raises:
-        InvalidRequest: the model takes another type or shape.
-    """
+    """Return the batch size of the input `name`, 0 where the model does not batch; raise
+    InvalidRequest where it takes another type or shape."""
     expected_type, expected, fixed = config.full_inputs[name]
     if datatype is not expected_type:
         raise InvalidRequest(
@@ -139,11 +136,8 @@ def check_tensor(
 
 
 def parse_version(text: str) -> int:
-    """Parse a version as the protocol spells it: decimal digits that fit 64 bits.
-
-    Raises:
-        InvalidRequest: not an integral value > 0 (Triton's texts).
-    """
+    """Parse a version as the protocol spells it: decimal digits that fit 64 bits; raise
+    InvalidRequest where that is no integral value > 0 (Triton's texts)."""
     if not _VERSION.match(text):
         raise InvalidRequest(
             f"failed to get model version from specified version string '{text[:32]}' (details: "

@@ -108,14 +108,10 @@ class ResponseCache:
 
 
 class CachingScheduler(SchedulerWrapper):
-    """Responds from the cache where it can, and passes all other requests on to `scheduler`.
-
-    Only for models that send one response per request, which depends on nothing but the request:
-    the validation of configurations allows no cache for others.
+    """Responds from the cache where it can, and passes all other requests on to `scheduler`. Only
+    for models that send one response per request, which depends on nothing but the request.
     Requests of a sequence bypass the cache: a member of an ensemble may keep its state, and the
-    response says the place in it. Cached responses are on the host; requests with tensors on a
-    device bypass the cache, too.
-    """
+    response says the place in it; so do those with tensors on a device."""
 
     def __init__(
         self,
@@ -213,12 +209,7 @@ _BUILDING_TIMEOUT_S = 600.0
 
 def read_samples(config: ModelConfig, folder: Path) -> list[tuple[Warmup, Mapping[str, Tensor]]]:
     """Read the samples of the configuration, with the data of their files in `folder`; random data
-    is the same each time.
-
-    Raises:
-        ModelConfigError: a sample does not fit the model, or its file cannot be used; names model,
-            sample and remedy.
-    """
+    is the same each time. Raises ModelConfigError where one does not fit the model."""
     samples: list[tuple[Warmup, Mapping[str, Tensor]]] = []
     for warmup in config.warmups:
         try:
@@ -231,11 +222,9 @@ def read_samples(config: ModelConfig, folder: Path) -> list[tuple[Warmup, Mappin
 
 
 class _WarmingModel:
-    """Makes instances of a model that have run the samples, which no statistics count.
-
-    The samples run in an empty snapshot; a Python model finds the models that serve already. A run
-    that hangs is ended where the backend can do that.
-    """
+    """Makes instances that have run the samples, which no statistics count, in an empty snapshot; a
+    Python model finds the models that serve already. A run that hangs is ended where the backend
+    can."""
 
     def __init__(
         self, config: ModelConfig, model: Model, samples: list[tuple[Warmup, Mapping[str, Tensor]]]
@@ -398,11 +387,8 @@ class Scheduling:
         self, loaded: LoadedModel, config: ModelConfig, directory: Path
     ) -> LoadedModel | None:
         """Make a second loaded model with the instances of `config`, beside `loaded`, warmed up;
-        None where `loaded` is closed already, or has no model.
-
-        Both share model and statistics; the model is closed with the last of both. Raises as
-        `model`.
-        """
+        None where `loaded` is closed already, or has no model. Both share model and statistics.
+        Raises as `model`."""
         held = loaded.shared(config)
         if held is None:
             return None

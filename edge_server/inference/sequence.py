@@ -59,20 +59,13 @@ class SequenceScheduler(Submits):
     """Runs each sequence in order on one instance, several sequences as one batch.
 
     A cancelled or overdue request does not run, at whatever position, and ends its sequence: the
-    requests behind it would build on a state that lacks a step. The sequence's slot is free once
-    the requests before it are over, with END or without; those behind it are refused with
-    Cancelled.
-    A request that fails leaves its sequence unchanged: the next one gets the state as before.
-    Where sequences are iterative, a request is a sequence of its own: its model has it run again
-    until the request is over.
+    requests behind it would build on a state that lacks a step, and are refused with Cancelled. The
+    slot is free once the requests before it are over, with END or without. A request that fails
+    leaves its sequence unchanged: the next one gets the state as before. Where sequences are
+    iterative, a request is a sequence of its own: its model has it run again until it is over.
 
-    Args:
-        watch: drops cancelled and overdue requests while every instance runs.
-
-    Raises:
-        ModelConfigError: an initial state is wrong.
-        EdgeServerError: an instance cannot be made, or gets no thread; nothing is left open.
-    """
+    Raises: ModelConfigError: an initial state is wrong. EdgeServerError: an instance cannot be
+        made, or gets no thread; nothing is left open."""
 
     def __init__(
         self,
@@ -294,11 +287,9 @@ class SequenceScheduler(Submits):
         return refused
 
     def _drop_of(self, sequence: BookedSequence[Job]) -> _Refused:
-        """Drop the dead requests of `sequence`, each with those behind it.
-
-        A sequence that waits for a slot goes as a whole, from its START, where one of its requests
-        was cancelled, as in Triton.
-        """
+        """Drop the dead requests of `sequence`, each with those behind it. A sequence that waits
+        for a slot goes as a whole, from its START, where one of its requests was cancelled, as in
+        Triton."""
         refused: _Refused = []
         text = (
             f"sequence {sequence.id} has ended: another request of it was cancelled or came too "

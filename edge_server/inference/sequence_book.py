@@ -42,14 +42,9 @@ class WaitingRequest(Generic[T]):
 
 @dataclass(eq=False)
 class BookedSequence(Generic[T]):
-    """The requests of one correlation id, from its START to its END.
-
-    A second START before an END begins anew in the same slot, after the earlier requests.
-
-    Attributes:
-        generated: its id is the server's own, which no other request may join.
-        expires_at: when the sequence gives up waiting for a slot.
-    """
+    """The requests of one correlation id, from its START to its END; a second START before an END
+    begins anew in the same slot, after the earlier requests. A `generated` id is the server's
+    own."""
 
     id: int | str
     waiting: deque[WaitingRequest[T]] = field(default_factory=deque)
@@ -67,12 +62,8 @@ class SequenceBook(Generic[T]):
 
     At most one request of a sequence runs at a time. A sequence keeps its slot, and with it its
     instance, from its first request until the one with END is over, or until it is idle for too
-    long; a sequence with a waiting or running request is never idle. Sequences without a slot wait
-    as a whole, in the order in which they began; the caller bounds their number.
-
-    Args:
-        slots: number per instance; slots are made on demand.
-    """
+    long. Sequences without a slot wait as a whole, in the order in which they began; the caller
+    bounds their number."""
 
     def __init__(self, instances: int, slots: int, max_idle_s: float) -> None:
         self._max_idle_s = max_idle_s
@@ -154,11 +145,9 @@ class SequenceBook(Generic[T]):
         return [s for s in (*seated, *self._backlog) if s.waiting]
 
     def drop(self, sequence: BookedSequence[T], index: int = 0) -> list[T]:
-        """Remove a waiting request and those of its sequence behind it, and return them.
-
-        The later requests would run on a state that lacks a step. A later START stays, because it
-        begins anew; without one the sequence is over once the requests before `index` are.
-        """
+        """Remove and return a waiting request and those of its sequence behind it, which would run
+        on a state that lacks a step. A later START stays, because it begins anew; without one the
+        sequence is over once the requests before `index` are."""
         waiting = list(sequence.waiting)
         end = index + 1
         while end < len(waiting) and not waiting[end].place.start:
@@ -271,15 +260,10 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class DirectStrategy:
-    """Gives each sequence a batch row of its own for the sequence's lifetime.
-
-    The batch extends to the highest row with a request; rows without one are padding, and so are
-    rows whose request cannot be joined with the oldest: these run in the next batch.
-
-    Args:
-        min_utilization, delay_s: while a smaller share of the rows has a request, the oldest one
-            waits for others, at most this long; where either is 0 it does not wait.
-    """
+    """Gives each sequence a batch row for its lifetime. The batch extends to the highest row with a
+    request; rows without one are padding, as are those whose request cannot be joined with the
+    oldest. While a smaller share of the rows than `min_utilization` has a request, the oldest one
+    waits for others, at most `delay_s`."""
 
     rows: int
     min_utilization: float
@@ -297,13 +281,10 @@ class DirectStrategy:
 
 @dataclass(frozen=True)
 class OldestStrategy:
-    """Runs the oldest requests together, in any row.
-
-    A batch that reaches the largest possible preferred size runs at once; so does one that cannot
-    grow. Any other waits for more until its oldest request has waited `delay_s`. Batches of one
-    instance run one after the other and oldest first, so responses leave in the order in which
-    requests may run, whether `preserve_ordering` is set or not.
-    """
+    """Runs the oldest requests together, in any row. A batch that reaches the largest possible
+    preferred size runs at once; so does one that cannot grow. Any other waits until its oldest
+    request has waited `delay_s`. Batches of one instance run oldest first, so responses leave in
+    order, whether `preserve_ordering` is set or not."""
 
     max_batch: int
     preferred: tuple[int, ...]
@@ -325,10 +306,7 @@ class OldestStrategy:
 
 class SequenceControls:
     """Makes a model's control tensors: of shape [1, 1] where it batches, [1] where it does not.
-
-    Attributes:
-        largest_id: the largest that INT64 and the model's CORRID input can hold.
-    """
+    `largest_id` is the largest that INT64 and the model's CORRID input can hold."""
 
     def __init__(self, config: ModelConfig, controls: tuple[SequenceControl, ...]) -> None:
         self._model = config.name

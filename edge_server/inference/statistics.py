@@ -172,11 +172,9 @@ class Counts(ComputeTimes):
     """All numbers of one model version; the computations are those of whole requests.
 
     Attributes:
-        last_inference_ns: epoch; 0 before the first.
         batches: batch size → its executions.
         responses: index of a response of a decoupled request, "0" first; the last of
-            `_MOST_RESPONSES` includes all after it.
-    """
+            `_MOST_RESPONSES` includes all after it."""
 
     last_inference_ns: int = 0
     padding: int = 0

@@ -42,17 +42,9 @@ _LONGEST_ID = 1024
 
 
 class TraceQueue(Generic[T]):
-    """Traces that wait, `most` of them, to be exported on a thread of their own.
-
-    No request waits for a disk or a collector. The worker has no supervisor: one that hangs costs
-    traces and nothing else.
-
-    Args:
-        gather_s: what comes within that time is exported together; a crash costs as much.
-
-    Attributes:
-        dropped: the number of traces that were not exported.
-    """
+    """Traces that wait, `most` of them, to be exported on a thread of their own: no request waits
+    for a disk or a collector. The worker has no supervisor: one that hangs costs traces and nothing
+    else. What comes within `gather_s` is exported together; a crash costs as much."""
 
     def __init__(self, name: str, gather_s: float, most: int, most_at_once: int) -> None:
         self.dropped = 0
@@ -153,12 +145,8 @@ class Sampler:
 
 
 class TracedRequest:
-    """One sampled request with its nested requests; reported once, when all of them are over.
-
-    Args:
-        sampler: the one that chose the request for the trace file; None where none did.
-        when_over: called with this request, on the thread that ended the last trace.
-    """
+    """One sampled request with its nested requests; reported once, when all of them are over, to
+    `when_over`, on the thread that ended the last trace. `sampler` chose it for the trace file."""
 
     def __init__(
         self,
@@ -279,17 +267,12 @@ class _Group:
 
 
 class Tracer:
-    """Traces one of every `rate` requests, by the rule of all models and those of single models.
+    """Traces one of every `rate` requests, by the rule of all models and those of single models, to
+    the trace file, to the collector as spans, or to both. `on` where any request may be traced now.
 
     As in Triton: a setting not given for a model is that of all models, but the model has its own
     count; a setting not given for all models keeps its value from the start. A rule that changes
-    counts its requests anew. Every method may be called from any thread.
-
-    A traced request's `ModelTrace`s go to the trace file, to the collector as spans, or to both.
-
-    Attributes:
-        on: whether any request may be traced at this moment.
-    """
+    counts its requests anew. Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -325,12 +308,9 @@ class Tracer:
     def sample(
         self, model_name: str, request_id: str, headers: Headers | None = None
     ) -> ModelTrace | None:
-        """The trace of this request to that model; None where the request is not traced.
-
-        Args:
-            headers: return those of the request, in lower case: a `traceparent` decides whether
-                spans are sent, and they become a part of its trace.
-        """
+        """The trace of this request to that model; None where the request is not traced. A
+        `traceparent` in `headers` decides whether spans are sent, and they become a part of its
+        trace."""
         sampler = self._file_sampler(model_name)
         if self._sender is not None:
             chosen, parent = self._sender.choose(headers)
@@ -381,10 +361,8 @@ class Tracer:
 
     def change(self, model_name: str, changes: Mapping[str, Any]) -> None:
         """Apply new settings of a model, or of all if its name is empty, by the names of
-        `TraceRule`; None removes one.
-
-        Raises: InvalidRequest: no request can be traced with these settings (Triton's text).
-        """
+        `TraceRule`; None removes one. Raises InvalidRequest where no request can be traced with
+        them (Triton's text)."""
         with self._lock:
             of_all, of_models = self._of_all, dict(self._of_models)
             if model_name:
@@ -431,13 +409,9 @@ _HEAD, _BETWEEN, _TAIL = b"[\n", b",\n", b"\n]\n"
 
 class TraceFile:
     """Appends traces to `path`, or to `path.0`, `path.1`, … where a limited number share a file.
-
-    Each file is a whole JSON array after every write, so that any end of the process costs only
-    the unwritten traces. Files of an earlier run stay until the first trace for the same file.
-    They all count towards the limit. Not thread-safe.
-
-    Raises: Unavailable: `path` is not writable; the text names the path and the remedy.
-    """
+    Each is a whole JSON array after every write, so that any end of the process costs only the
+    unwritten traces. Files of an earlier run stay until the first trace for the same file; all
+    count towards the limit. Not thread-safe. Raises Unavailable where `path` is not writable."""
 
     def __init__(self, path: str, most_bytes: int = MOST_BYTES) -> None:
         # As clients are told; the working directory may change later.
