@@ -70,12 +70,8 @@ _OTHERS = _Cost(1.0)
 
 
 class MemoryBudget:
-    """Refuses a load for which the board lacks memory, before the kernel kills a running process.
-
-    Args:
-        reserve_bytes: the memory that must stay free.
-        root: the root of the file system with /proc and /sys; see `available_bytes`.
-    """
+    """Refuses a load for which the board lacks memory, before the kernel kills a running process;
+    `reserve_bytes` must stay free."""
 
     def __init__(self, reserve_bytes: int = DEFAULT_RESERVE_BYTES, root: Path = Path("/")) -> None:
         self._reserve_bytes = reserve_bytes
@@ -88,12 +84,7 @@ class MemoryBudget:
         grown: Collection[int] = (),
         running: int = 0,
     ) -> None:
-        """Check that there is enough memory for what `needed_bytes` counts.
-
-        Raises:
-            TooLittleMemory: the text names the need and the remedy.
-            ModelConfigError: the model's files cannot be read.
-        """
+        """Raises TooLittleMemory where there is not enough for what `needed_bytes` counts."""
         needed = needed_bytes(model_spec, versions, grown, running)
         if reason := self._shortage(needed):
             raise TooLittleMemory(f"model '{model_spec.name}': {reason}", needed)
@@ -194,11 +185,9 @@ class Build:
 
     Args:
         budget: checked before a model is loaded; None checks nothing.
-        timeout_s: the longest time, in seconds, for one request of a model's validation. A model
-            that hangs is refused, and its run is ended where its backend can do that. Otherwise it
-            is left open: its thread cannot be ended, and the resources that it uses must not be
-            closed.
-    """
+        timeout_s: for one request of a model's validation. A model that hangs is refused, and its
+            run is ended where its backend can do that. Otherwise it is left open: its thread cannot
+            be ended, and the resources that it uses must not be closed."""
 
     def __init__(
         self,
@@ -224,15 +213,11 @@ class Build:
         builds: bool = True,
     ) -> LoadedVersions | LoadFailure:
         """Load every version that `model_spec` selects, or return the failure and keep none open.
-
         Any exception of a backend becomes a failure of this model only.
 
         Args:
             serving: the serving versions; their unchanged parts are reused, see `Reuse`.
-            progress: receives the progress of the backend, which keeps the callback as long as the
-                model lives.
-            builds: see `LoadContext`.
-        """
+            builds: see `LoadContext`."""
         began = time.monotonic()
         try:
             if self.budget is not None:

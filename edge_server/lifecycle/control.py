@@ -70,14 +70,10 @@ class RepositoryControl:
     """The `ModelControl` of Triton's modes NONE and EXPLICIT.
 
     Args:
-        explicit: True (EXPLICIT) loads and unloads models on request; False (NONE) loads all
-            models at the start and keeps them.
+        explicit: loads and unloads models on request; else all are loaded at the start and stay.
         load: the models to load at the start in mode EXPLICIT; `*` alone means all.
         exit_on_error: a model that fails to load at the start ends the daemon.
-        private: the directory for files that clients send; closed with the control.
-
-    Raises: SettingsError: `load` contains `*` and other names.
-    """
+        private: the directory for files that clients send; closed with the control."""
 
     def __init__(
         self,
@@ -99,14 +95,10 @@ class RepositoryControl:
         self._private = private or PrivateDirectory()
 
     def start(self, stop: threading.Event | None = None) -> None:
-        """Load the models of the start; return early once `stop` is set.
-
-        Where a repository cannot be read and `exit_on_error` is not set, the server is neither live
-        nor ready, as in Triton, until a model is loaded on request.
-
-        Raises: ModelConfigError: a repository cannot be read, or a model fails to load, and
-            `exit_on_error` is set; ModelLoadError if that failure may pass.
-        """
+        """Load the models of the start; return early once `stop` is set. Where a repository cannot
+        be read and `exit_on_error` is not set, the server is neither live nor ready, as in Triton,
+        until a model is loaded on request. With `exit_on_error` raises ModelConfigError, or
+        ModelLoadError where every failure may pass."""
         self._loader.take_over.start()
         try:
             failed = self.load_first(stop)
@@ -263,17 +255,14 @@ def _line(name: str, failure: LoadFailure) -> str:
 
 
 class PollControl:
-    """The `ModelControl` of mode POLL: follows the repositories and refuses load requests.
-
-    It scans every `poll_s` seconds, more often while a model is changing. Polling finds every
-    change; inotify only makes a scan start earlier.
+    """The `ModelControl` of mode POLL: follows the repositories and refuses load requests. It scans
+    every `poll_s` seconds, more often while a model is changing; inotify only makes a scan start
+    earlier.
 
     Args:
-        poll_s: the time between two scans, in seconds; 0 scans until the models of the start are
-            complete, and never again.
-        settle_s: the time, in seconds, that a model's files must be unchanged.
-        exit_on_error: a model that fails to load before any model has served ends the daemon.
-    """
+        poll_s: 0 scans until the models of the start are complete, and never again.
+        settle_s: for how long a model's files must be unchanged.
+        exit_on_error: a model that fails to load before any model has served ends the daemon."""
 
     def __init__(
         self,
@@ -307,14 +296,9 @@ class PollControl:
         self._kept: frozenset[str] = frozenset()
 
     def start(self, stop: threading.Event | None = None) -> None:
-        """Load the last known good models; without any, load the models of the repositories.
-
-        The start does not wait for a model whose files keep changing, nor for one that `awaits`
-        returns True for.
-
-        Raises: ModelConfigError: no model has served yet, and a model fails to load or a repository
-            cannot be read.
-        """
+        """Load the last known good models; without any, load the models of the repositories, but
+        for those whose files keep changing. Raises ModelConfigError where no model has served yet,
+        and one fails to load or a repository cannot be read."""
         self._loader.take_over.start()
         if not self.load_last_good(stop):
             self._load_first(stop or threading.Event())

@@ -67,8 +67,7 @@ class Waiting:
     Attributes:
         retry: when to load it again; None if only a change of another model can help.
         misfit: it does not fit the ensembles, and is read with a change of another model.
-        served: it served last, and nothing else serves.
-    """
+        served: it served last, and nothing else serves."""
 
     copy: StagedModel
     reason: str

@@ -24,19 +24,15 @@ _SHORT_CIRCLE = 3
 
 
 class InterfaceRule:
-    """Refuses a model that would break its callers, unless the model allows the change itself.
-
-    A model allows the change with the parameter `allow_interface_change` in config.pbtxt, or in its
-    manifest. Content that served before may always be loaded again, and so may the model on disk in
-    place of a client's override. The model of a camera must stay a lane model that takes the
-    camera's images in any case. `fit` checks afterwards whether the ensembles that
-    use the model still fit.
+    """Refuses a model that would break its callers, unless it allows the change itself, with the
+    parameter `allow_interface_change` in config.pbtxt or in its manifest. Content that served
+    before may always be loaded again, and so may the model on disk in place of a client's override.
+    The model of a camera must stay a lane model that takes the camera's images in any case.
 
     Args:
         check_lane_model: raises ModelConfigError where the second configuration is of no lane
             model, or of one that does not take the images of cameras that use the first.
-        has_served: returns whether the content of a spec served before under its name.
-    """
+        has_served: returns whether the content of a spec served before under its name."""
 
     def __init__(
         self,
@@ -103,14 +99,9 @@ def _allows(model_spec: ModelSpec) -> bool:
 
 
 class Fit(NamedTuple):
-    """The models that can be published.
-
-    Attributes:
-        refused: the offered models that cannot be published, each with its error.
-        taken_down: the serving ensembles that no longer fit, each with its error.
-        ensembles: the ensembles to make, members first: the offered ensembles, and the serving
-            ensembles of which a direct or indirect member changes.
-    """
+    """The offered models that are `refused`, and the serving ensembles `taken_down`, each with its
+    error; and the `ensembles` to make, members first: the offered ones, and the serving ones of
+    which a direct or indirect member changes."""
 
     refused: dict[str, ModelConfigError]
     taken_down: dict[str, ModelConfigError]
@@ -124,17 +115,10 @@ def fit(
     *,
     take_down: bool = False,
 ) -> Fit:
-    """Choose from `offered` so that with the rest of `serving` every ensemble fits its members.
-
-    An offered ensemble that does not fit is refused. An offered model that would break a serving
-    ensemble is refused; with `take_down` the ensemble is taken down instead.
-
-    Args:
-        offered: the models that were loaded and not yet published.
-        serving: the READY models; every ensemble among them fits.
-        reasons: model name → the reason why the known model is not loaded.
-        take_down: True takes a serving ensemble down rather than refuse a member.
-    """
+    """Choose from `offered` so that with the rest of `serving` every ensemble fits its members. An
+    offered ensemble that does not fit is refused, and so is an offered model that would break a
+    serving ensemble; with `take_down` the ensemble is taken down instead. `reasons` say why other
+    known models are not loaded."""
     left = dict(offered)
     refused: dict[str, ModelConfigError] = {}
     taken_down: dict[str, ModelConfigError] = {}

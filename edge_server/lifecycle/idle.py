@@ -34,16 +34,12 @@ log = logging.getLogger(__name__)
 
 
 class IdleModels:
-    """Unloads idle models and loads them again. Thread-safe, but for `look`.
-
-    A model that cannot be loaded again stays idle, with the reason in the index, and its next
-    request tries again.
+    """Unloads idle models and loads them again. Thread-safe, but for `look`. A model that cannot be
+    loaded again stays idle, with the reason in the index, and its next request tries again.
 
     Args:
         hold: locks the models of these names against other loads.
-        load: makes the versions of a spec anew.
-        kept: names of models that stay in memory, with their members: those of cameras.
-    """
+        kept: names of models that stay in memory, with their members: those of cameras."""
 
     def __init__(
         self,
@@ -63,12 +59,9 @@ class IdleModels:
         self._loading: dict[str, Future[str]] = {}
 
     def look(self, now: float) -> None:
-        """Unload what has been idle for its time at `now` (`time.monotonic()`); one thread calls
-        this about every second.
-
-        A model stays while a load or a canary of it, or of an ensemble that uses it, goes on, and
-        while it stands in for a configuration that is being prepared.
-        """
+        """Unload what has been idle for its time; one thread calls this about every second. A model
+        stays while a load or a canary of it, or of an ensemble that uses it, goes on, and while it
+        stands in for a configuration that is being prepared."""
         quiet, self._quiet = self._quiet, {}
         due: list[LoadedVersions] = []
         for serving in self._servings():
@@ -132,13 +125,9 @@ class IdleModels:
         return LoadedModel(model.config, model.version, scheduler, model.statistics)
 
     def _woken(self, name: str, request: InferRequest) -> Lease:
-        """Wait until the model is loaded; return a lease on the models as they are then.
-
-        Raises:
-            DeadlineExceeded, Cancelled: it was not before the request's deadline or cancellation;
-                the load goes on.
-            Unavailable: it cannot be loaded.
-        """
+        """Wait until the model is loaded; return a lease on the models as they are then. Raises
+        DeadlineExceeded or Cancelled of the request, while the load goes on; Unavailable where it
+        fails."""
         with self._lock:
             loading = self._loading.get(name)
             if loading is None:

@@ -41,12 +41,9 @@ class CanaryOutcomes:
     """Hears how the canaries of versions end, on a thread of the canary's own."""
 
     def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
-        """Quarantine a version that failed, before its predecessor is published again: a process
-        that is killed once anybody knows of the rollback must not serve it after its restart, and
-        no load may read it from now on. The caller holds the lock of the table.
-
-        Args: only_this: the configuration, as the same files serve by another one.
-        """
+        """Quarantine a version that failed, or `only_this` configuration of its files, before its
+        predecessor is published again: a process that is killed once anybody knows of the rollback
+        must not serve it after its restart. The caller holds the lock of the table."""
 
     def rolled_back(self, model_spec: ModelSpec) -> None:
         """Note that the predecessor is published again."""
@@ -84,14 +81,11 @@ class ModelLifecycle:
 
     A model with new versions gets a canary, which keeps the predecessor open. A version that
     replaces a version in its canary is compared with the last version that passed; one without a
-    predecessor gets no canary. All versions of an ensemble count as new: the ensemble is made again
-    with its members, and may be the one that reveals a faulty member.
+    predecessor gets no canary. All versions of an ensemble count as new: it is made again with its
+    members, and may be the one that reveals a faulty member.
 
-    Args:
-        terms: the terms of the canaries; None runs none.
-        take_down: True unloads an ensemble that no longer fits a new member; False refuses that
-            member.
-    """
+    Args: take_down: an ensemble that no longer fits a new member is unloaded; else that is
+        refused."""
 
     def __init__(
         self,
@@ -152,14 +146,9 @@ class ModelLifecycle:
     def publish(
         self, results: Mapping[str, LoadedVersions | LoadFailure]
     ) -> dict[str, LoadFailure]:
-        """Publish the built models that fit, and the ensembles that waited for them.
-
-        A load whose model was unloaded before its end is closed, and has not failed.
-
-        Returns:
-            The failures of those `results` that were not published; the predecessor of each still
-            serves.
-        """
+        """Publish the built models that fit, and the ensembles that waited for them; return the
+        failures of those `results` that were not published; the predecessor of each still serves. A
+        load whose model was unloaded before its end is closed, and has not failed."""
         outdated: dict[str, LoadFailure] = {}
         failed: dict[str, LoadFailure] = {}
         offered: dict[str, LoadedVersions] = {}
@@ -201,14 +190,10 @@ class ModelLifecycle:
         return {name: f for name, f in {**failed, **outdated}.items() if name in results}
 
     def unload(self, name: str, *, with_members: bool = False) -> None:
-        """Close `name`, and the ensembles that use it, to new requests; ignore an unknown name.
-
-        The ensembles are published again when `name` is loaded again. A load of `name` that is in
-        progress goes on, and its result is closed.
-
-        Args: with_members: also unload the members that were not requested by name and that no
-            other ensemble uses.
-        """
+        """Close `name`, and the ensembles that use it, to new requests; those are published again
+        when `name` is loaded again. A load in progress goes on, and its result is closed.
+        `with_members` also unloads the members that were not requested by name and that no other
+        ensemble uses."""
         with self.table.lock:
             coming = {record.name: record.coming for record in self.table}
             gone, changed = self.table.unload(name, with_members=with_members)
@@ -298,13 +283,8 @@ class ModelLifecycle:
 
         If `model_spec` is an ensemble that did not change itself, the members that changed are
         rolled back. Models that changed together with a rolled-back model and do not fit its
-        predecessor are rolled back too: ensembles, which then wait for members that fit, and
-        members of ensembles.
-
-        Returns:
-            False if there is no predecessor, or it does not fit the ensembles that serve; in that
-            case what serves stays.
-        """
+        predecessor are rolled back too. Returns False if there is no predecessor, or it does not
+        fit the ensembles that serve; then what serves stays."""
         with self.table.lock:
             if self.table.over:
                 return False
@@ -394,11 +374,8 @@ class ModelLifecycle:
         beside: KeptPredecessor | None = None,
     ) -> LoadedVersions:
         """Start a canary for the new versions of `built`; return `built` ready to publish.
-
-        Args:
-            ensembles: the serving specs of the ensembles that change together with `built`.
-            beside: the predecessor, open until the method returns; None is what serves.
-        """
+        `ensembles` are the serving specs of those that change with it; `beside` is the predecessor,
+        if not what serves."""
         terms, record = self._terms, self.table[built.model_spec.name]
         if terms is None:
             return built

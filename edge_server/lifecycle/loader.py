@@ -44,14 +44,9 @@ _LONGEST_PAUSE_S = 300.0
 
 
 class TakeOver:
-    """Prepares what serving stand-ins stand in for, on a thread of each, and loads it.
-
-    The build holds no lock, so that changes of the model go on; the load that follows is an
-    ordinary one, with its validation and its canary.
-
-    Args:
-        hold: locks the models of these names against other loads.
-    """
+    """Prepares what serving stand-ins stand in for, on a thread of each, and loads it. The build
+    holds no lock, so that changes of the model go on; the load that follows is an ordinary one,
+    with its validation and its canary, for which `hold` locks the model."""
 
     def __init__(
         self,
@@ -189,14 +184,9 @@ class ModelLocks:
         within: str = "",
         cancellation: Cancellation | None = None,
     ) -> Iterator[None]:
-        """Wait until all of `names` are free, and hold them inside the block.
-
-        Args: within: the model that requests the load; the holder of its lock waits for the caller.
-
-        Raises:
-            Cancelled: the request was cancelled before the names were free.
-            Unavailable: `end` was called during the wait, or the wait would be a deadlock.
-        """
+        """Wait until all of `names` are free, and hold them inside the block. `within` is the model
+        that requests the load; the holder of its lock waits for the caller. Raises Cancelled where
+        the request was before; Unavailable after `end`, or where the wait would be a deadlock."""
         with self._changed:
             hold = _Hold(frozenset(names), self._held.get(within))
             if hold.within is not None and self._wait_for(hold.names, hold.within):
@@ -272,20 +262,16 @@ class RepositoryLoader:
     """Loads models from the repositories into the registry.
 
     A failing model affects no other: its serving versions continue to serve, or the model is
-    UNAVAILABLE with the reason, and the other models load. The versions that a model's version
-    policy selects are published together or not at all, in one step with all other models of the
-    same `load` call.
-
-    Calls for the same model run one after another, calls for different models in parallel.
+    UNAVAILABLE with the reason. The versions that a model's version policy selects are published
+    together or not at all, in one step with all other models of the same `load` call. Calls for the
+    same model run one after another, calls for different models in parallel.
 
     Args:
         load_threads: the number of models that one call loads in parallel.
         load_retries: number of further attempts for a model that cannot be loaded; none is made
-            once the model is unloaded or replaced, or the loader ends.
-        signatures: checks the signature of every model before its configuration is read; None
-            accepts all models.
-        kept: see `IdleModels`.
-    """
+            once the model is unloaded or replaced.
+        signatures: checks every model before its configuration is read; None accepts all models.
+        kept: see `IdleModels`."""
 
     def __init__(
         self,
@@ -320,12 +306,8 @@ class RepositoryLoader:
     def load_named(
         self, names: Collection[str], stop: threading.Event | None = None
     ) -> list[ModelEntry]:
-        """Load the named models and their members, and publish each as soon as it is loaded.
-
-        Args: stop: once set, no further model is loaded; models not reached stay LOADING.
-
-        Returns: The models that failed, one entry per model.
-        """
+        """Load the named models and their members, and publish each as soon as it is loaded; return
+        an entry of each model that failed. Once `stop` is set, no further model is loaded."""
         found = self._read_with_members(names)
         absent = {n: LoadFailure(self._absent(n)) for n in names if n not in found}
         return self._load_each({**found, **absent}, names, stop)
@@ -339,20 +321,15 @@ class RepositoryLoader:
         cancellation: Cancellation | None = None,
         stop: threading.Event | None = None,
     ) -> dict[str, LoadFailure]:
-        """Load or reload `name` and its members; an unchanged model stays as it is.
+        """Load or reload `name` and its members; an unchanged model stays as it is. Returns the
+        failures by model name; the predecessor of each failed model still serves.
 
         Args:
             within: the model that requests the load, possibly during its own load.
-            cancellation: the cancellation of the request; a load that has begun continues.
-            stop: once set, the load is given up.
+            cancellation: of the request; a load that has begun continues, until `stop`.
 
-        Returns: The failures by model name; the predecessor of each failed model still serves.
-
-        Raises:
-            NotFound: no repository holds the model.
-            Cancelled: the request was cancelled before the load began.
-            Unavailable: the loader is closed, or the load would wait for the load of `within`.
-        """
+        Raises: NotFound: no repository holds the model. Cancelled, Unavailable: see
+            `ModelLocks.hold`."""
         names = {name}
         while True:
             with self._model_locks.hold(names, within, cancellation):
@@ -433,11 +410,8 @@ class RepositoryLoader:
         self, name: str, override: Override | None, *, named: bool
     ) -> ModelSpec | LoadFailure | None:
         """Return what a load makes of `name`: `override`, the override that goes on serving, or the
-        model on disk.
-
-        As in Triton a plain load that names the model ends an override with files of the client,
-        and one whose files on disk have changed since; any other goes on until the unload.
-        """
+        model on disk. As in Triton a plain load that names the model ends an override with files of
+        the client, and one whose files on disk have changed; any other goes on until the unload."""
         if override is not None and override.staged is not None:
             sent = files_in(override.staged.directory)
             sent = replace(sent, holder=override.staged, shown=_SENT / name)

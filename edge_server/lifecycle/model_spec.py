@@ -46,13 +46,9 @@ class StagedFiles:
     """A private model directory, removed by `remove` or when this object is not referenced."""
 
     def __init__(self, root: Path, name: str, files: Mapping[str, bytes]) -> None:
-        """Write `files` (`<version>/<name>` → content) below `root`.
-
-        Raises:
-            InvalidRequest: a path leaves the model's directory, or two paths conflict.
-            InternalError: the file system refuses a file.
-            OSError: the file system refuses the directory.
-        """
+        """Write `files` (`<version>/<name>` → content) below `root`. Raises InvalidRequest where a
+        path leaves the model's directory, or two conflict; InternalError or OSError of the file
+        system."""
         if len(files) > MOST_FILES:
             raise InvalidRequest(
                 f"{len(files)} file parameters; a model has at most {MOST_FILES} files"
@@ -113,12 +109,8 @@ def _wire(key: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Override:
-    """A client's replacement for the model on disk.
-
-    Attributes:
-        message: the `inference.ModelConfig` to load with.
-        staged: the files that the client sent; None uses the files on disk.
-    """
+    """A client's replacement for the model on disk: the `inference.ModelConfig` to load with, and
+    the files that the client sent; None uses those on disk."""
 
     message: Any
     staged: StagedFiles | None = None
@@ -129,17 +121,14 @@ class ModelSpec:
     """One model, not yet loaded.
 
     Attributes:
-        config: the configuration; the backend still completes inputs and outputs, and the members
-            of an ensemble supply the rest.
-        versions: the versions that the version policy selects, ascending, at least one.
-        fingerprint: the fingerprint of the files, taken before the first is read; None for an
-            override.
+        config: the backend still completes inputs and outputs, and an ensemble's members the rest.
+        versions: those that the version policy selects, ascending, at least one.
+        fingerprint: taken before the first file is read; None for an override.
         fallback: the next of the model's configurations (`model_config.preferred`), loaded where
             this one cannot be; None for the last one.
         instead_of: the first of the configurations before this one that may still be loaded.
         why: why this one is loaded and not one before it; empty for the first.
-        is_degraded: this machine should have served one before it.
-    """
+        is_degraded: this machine should have served one before it."""
 
     files: ModelFiles
     config: ModelConfig
@@ -242,15 +231,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LoadedVersions:
-    """All versions of a model that its spec selects, loaded.
-
-    The versions of an ensemble are made only after the ensemble fits its members.
+    """All versions of a model that its spec selects, loaded; those of an ensemble are made only
+    after it fits its members.
 
     Attributes:
         kept: the versions reused from the predecessor, apart from a change of instances.
-        idle: the reason for the index if the versions are idle (`idle.IdleModels`): they have their
-            configurations and no model in memory.
-    """
+        idle: the index's reason if they are idle (`idle.IdleModels`): they have no model in
+            memory."""
 
     model_spec: ModelSpec
     models: tuple[LoadedModel, ...] = ()
@@ -285,12 +272,8 @@ class TooLittleMemory(Unavailable):
 
 @dataclass(frozen=True)
 class LoadFailure:
-    """The failure of one model's load.
-
-    Attributes:
-        version: the version that failed; 0 if the failure is of no single version.
-        misfit: True if the model loaded but does not fit the ensembles.
-    """
+    """The failure of one model's load; `version` is 0 if it is of no single one. A `misfit` was
+    loaded and does not fit the ensembles."""
 
     error: EdgeServerError
     version: int = 0
@@ -325,15 +308,9 @@ class LoadFailure:
 
 @dataclass(frozen=True, eq=False)
 class KeptPredecessor:
-    """The predecessor of a version in a canary.
-
-    Attributes:
-        built: the predecessor's versions, open; the caller that takes them publishes or closes
-            them.
-        ensembles: the specs of the ensembles that changed together with the model.
-        members: for an ensemble, the models that it used, direct and indirect; open, for the
-            comparison, and closed by the caller that takes them.
-    """
+    """The predecessor of a version in a canary, open, and the specs of the ensembles that changed
+    together with it; for an ensemble also its `members`, direct and indirect, for the comparison.
+    Who takes them publishes or closes the versions, and closes the members."""
 
     built: LoadedVersions
     ensembles: Mapping[str, ModelSpec]

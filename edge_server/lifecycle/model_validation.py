@@ -73,14 +73,9 @@ _LATENCY_RUNS = 5
 
 @dataclass(frozen=True, eq=False)
 class GoldenPair:
-    """One file `golden/<any>.npz`, as `numpy.savez` writes it.
-
-    Attributes:
-        inputs: the arrays `input.<name>`, as a request carries them, batch dimension included.
-        outputs: the arrays `output.<name>`; at least one, not necessarily all of the model.
-        tolerances: the scalars `tolerance.<name>`: the largest allowed absolute difference of any
-            element of that output.
-    """
+    """One file `golden/<any>.npz`, as `numpy.savez` writes it: the arrays `input.<name>`, as a
+    request carries them, at least one of `output.<name>`, and the scalars `tolerance.<name>`: the
+    largest allowed absolute difference of any element of that output."""
 
     path: Path
     inputs: Mapping[str, Tensor]
@@ -89,13 +84,9 @@ class GoldenPair:
 
 
 def golden_pairs(config: ModelConfig, version: int, directory: Path) -> Iterator[GoldenPair]:
-    """Yield the golden pairs of a version of the model in `directory`, sorted by file name.
-
-    The pairs are in `golden/<version>` if that exists, otherwise in `golden`. The files are read
-    one by one; no code in them is executed, and the limits of this file bound their memory.
-
-    Raises: ModelConfigError: a pair is unusable; the text names file, array and remedy.
-    """
+    """Yield the golden pairs of a version of the model in `directory`, sorted by file name: of
+    `golden/<version>` if that exists, otherwise of `golden`. They are read one by one; no code in
+    them is executed, and the limits of this file bound their memory. Raises ModelConfigError."""
     folder = directory / GOLDEN_DIRECTORY
     with reading(folder):
         own = folder / str(version)
@@ -226,13 +217,8 @@ def _shown(tensor: Tensor, at: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """The result of the validation of a model version.
-
-    Attributes:
-        not_validated: the reason why the version could not be validated; empty if it was.
-        latency_s: the median latency of a request through the scheduler, in seconds; None if no
-            request ran.
-    """
+    """The result of the validation of a model version: with how many golden pairs, the reason why
+    not, and the median latency of a request through the scheduler; None if no request ran."""
 
     golden: int = 0
     not_validated: str = ""
@@ -252,20 +238,13 @@ def validate(
 
     If `directory` holds golden pairs, the model must reproduce each of them: every output finite,
     of the recorded type and shape, and within the tolerance. Without golden pairs, a model of a
-    backend that only computes runs on zeros and on random data, the same data each time, with every
-    free dimension 1. Its responses to made-up data show little, so the model is refused only for a
-    type that its configuration rules out, a batch without a row for each request, and an output
-    without a finite element.
+    backend that only computes runs on zeros and on random data, the same each time, with every free
+    dimension 1. Responses to made-up data show little, so the model is refused only for a type that
+    its configuration rules out, a batch without a row for each request, and an output without a
+    finite element. If the model has the parameter `golden_max_latency_ms`, the median request must
+    not take longer.
 
-    If the model has the parameter `golden_max_latency_ms`, the median request must not take longer.
-
-    The function never returns if the model hangs.
-
-    Returns: The report of the validation.
-
-    Raises: ModelConfigError: the model must not serve; the text names the file, the output, the
-        fault and its place.
-    """
+    Never returns if the model hangs. Raises ModelConfigError where it must not serve."""
     if model.config.is_ensemble:
         return ValidationReport(not_validated="its members are")
     report = _validate(_Running(model, on_progress), directory)

@@ -58,25 +58,22 @@ class ModelRecord:
     Attributes:
         explicit: the model was requested by name, not only as a member of an ensemble.
         coming: the spec that is loading or, for an ensemble, waits for members that fit.
-        serving: the READY versions; open as long as they serve.
-        canary: the canary of the serving versions.
+        serving: the READY versions; open as long as they serve, with their `canary`.
         state: LOADING or UNAVAILABLE if no version serves; UNKNOWN before the first load.
         versions: the versions in that state; 0 stands for a model without a known version.
         reason: why the model is in its state, or the progress of its load.
         may_pass: the files are not known to be at fault, so the next load may succeed.
-        shortfall: why what serves is not the configuration that this machine should serve, and how
-            far that is; empty if it is.
+        shortfall: why not the configuration serves that this machine should serve, and how far it
+            is.
         stays: why the serving versions, whose canary failed, could not be rolled back.
         shown: mode POLL, as all below: the model's directory in the repository, for texts.
-        delivery: what becomes of the newest delivery.
         again: the copy that served last and failed at the start, loaded again beside a newer
             delivery until a version serves.
         last_good: the copy that a restart serves.
-        candidate: the digest of what served as a candidate for lanes, what was found of it, and for
-            which model.
+        candidate: the digest of what served as a candidate for lanes, what was found, for which
+            model.
         late: why the store could not commit the serving copy; empty if it could.
-        job: what the thread of the model does next; `updating` while there is a thread.
-    """
+        job: what the thread of the model does next; `updating` while there is a thread."""
 
     name: str
     explicit: bool = False
@@ -346,12 +343,8 @@ class ModelRecord:
     def not_loaded(
         self, copy: StagedModel, failure: LoadFailure, now: float, *, passes: bool, served: bool
     ) -> None:
-        """Note the failed load of `copy`.
-
-        Args:
-            passes: the copy may be loaded later, without a change of its files.
-            served: the copy served last, and nothing serves now.
-        """
+        """Note the failed load of `copy`, which may be loaded later without a change of its files
+        if it `passes`; if it `served`, it served last and nothing serves now."""
         again, delivery = self.again, self.delivery
         if again is not None and again.copy is copy and again.retry is not None:
             again.retry.needs_bytes = failure.needed_bytes
@@ -410,11 +403,10 @@ class ModelTable:
 
     Attributes:
         registry: derived from the records; changed by the table and the lifecycle alone.
-        lock: guards all records, and every change of the registry; never held while a model loads
-            or is copied.
+        lock: guards all records, and every change of the registry; never held during a load or a
+            copy.
         changed: notified when an update ends.
-        over: True once the daemon unloads everything for good.
-    """
+        over: True once the daemon unloads everything for good."""
 
     def __init__(self, registry: ModelRegistry) -> None:
         self.registry = registry

@@ -236,15 +236,14 @@ class Updates:
 
     All changes of one scan are staged before the first is loaded, so an ensemble and its members
     that changed together are read together. One model loads at a time; a load longer than
-    `LOAD_TIMEOUT_S` continues, and the next load starts beside it. If a model changes again
-    during its update, only the latest change counts: a load that takes long is given up for it.
+    `LOAD_TIMEOUT_S` continues, and the next starts beside it. Only the latest change of a model
+    counts: a load that takes long is given up for it.
 
     A change that cannot be staged or loaded leaves the serving versions as they are, with the
-    reason on the index, and is not retried until the model's files change. Three failures are
-    retried: something that the board lacks now (memory, also of the GPU); a store that could not
-    copy the model (a full disk); and a model that served before the daemon started and now fails
-    for a reason that may pass, until a version serves.
-    """
+    reason on the index. Three failures are retried without a change of the files: something that
+    the board lacks now (memory, also of the GPU); a store that could not copy the model (a full
+    disk); and a model that served before the daemon started and now fails for a reason that may
+    pass, until a version serves."""
 
     def __init__(self, loader: RepositoryLoader, deployments: Deployments) -> None:
         self._loader = loader
