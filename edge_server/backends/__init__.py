@@ -48,12 +48,8 @@ def load_libraries(devices: Devices) -> None:
 
 
 def find_backend(name: str) -> Backend:
-    """Return the backend registered as `name`.
-
-    Raises:
-        ModelConfigError: no backend has that name, or a library that the backend needs is not
-            installed.
-    """
+    """Return the backend registered as `name`. Raises ModelConfigError where there is none of that
+    name, or a library that it needs is not installed."""
     if name not in BACKENDS:
         raise ModelConfigError(f"no backend '{name}'; known: {', '.join(sorted(BACKENDS))}")
     try:

@@ -98,12 +98,10 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         inputs: in their full shapes, batch dimension included, with those that the scheduler adds
             (sequence controls, state). Some may be on a device: see `host_inputs`.
-        request: the caller's request: id, parameters, sequence, deadline, cancellation.
         models: the other models, pinned for the life of this request.
         copied: called for each copy between host and device, except those made by `host_inputs`.
-        reschedule: to be called during `execute` where the request shall run again, with what is
-            to be called where it will not; None where the scheduler runs each request once.
-    """
+        reschedule: to be called during `execute` where the request shall run again, with what is to
+            be called where it will not; None where the scheduler runs each request once."""
 
     inputs: Tensors
     outputs: frozenset[str]
@@ -134,19 +132,13 @@ class Instance(Protocol):
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
         """Respond to each request through its own `respond`, the last time with `final=True`.
 
-        Response tensors may be on a device; a caller that cannot take device tensors gets host
-        copies.
+        Response tensors may be on a device. Only a decoupled model may respond after this has
+        returned; it then sends its final response in every case, even when the model ends.
 
-        Only a decoupled model may respond after this has returned; the model then sends its final
-        response in every case, even when the model ends.
+        Args: requests: one, or up to the model's maximum batch, of equal shapes but for the batch
+            dimension.
 
-        Args:
-            requests: one request, or up to the model's maximum batch, of equal shapes except for
-                the batch dimension.
-
-        Returns:
-            The duration of each phase; None counts the whole execution as inference.
-        """
+        Returns: The duration of each phase; None counts the whole execution as inference."""
         ...
 
     def close(self) -> None:
@@ -159,13 +151,8 @@ MetricKind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True)
 class ModelMetric:
-    """One sample of a metric that the model itself defines.
-
-    Attributes:
-        value: for a histogram, the sum of the observed values.
-        buckets: for a histogram: upper bound → number of observations not above that bound; the
-            last bound is infinity.
-    """
+    """One sample of a metric that the model itself defines; of a histogram the sum, and in
+    `buckets` upper bound, infinity the last, → number of observations not above it."""
 
     name: str
     description: str
@@ -233,19 +220,12 @@ class Backend(Protocol):
 
     def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
         """Return the configuration completed with the inputs and outputs that the model's files
-        declare.
-
-        Raises:
-            ModelConfigError: files and configuration disagree, or a file cannot be read.
-        """
+        declare. Raises ModelConfigError where both disagree, or a file cannot be read."""
         ...
 
     def load(self, context: LoadContext) -> Model:
-        """Load the version that `context` describes, ready to make instances on demand.
-
-        Raises:
-            ModelConfigError: the model cannot be loaded; the text names the file and the remedy.
-        """
+        """Load the version that `context` describes, ready to make instances on demand. Raises
+        ModelConfigError with the file and the remedy."""
         ...
 
 
@@ -254,20 +234,14 @@ class Prepares(Protocol):
     """A backend whose models may need a build of minutes before they can be loaded."""
 
     def prepare(self, context: LoadContext) -> None:
-        """Build what a load of the version lacks; return at once where it lacks nothing.
-
-        Raises:
-            EdgeServerError: nothing was built; the text gives the reason.
-        """
+        """Build what a load of the version lacks; return at once where it lacks nothing. Raises
+        EdgeServerError where nothing was built."""
         ...
 
 
 class TensorInstance(Instance):
-    """An `Instance` over a function from tensors to tensors.
-
-    Several requests are joined along the batch dimension, executed once, and split again; an error
-    goes to all of them.
-    """
+    """An `Instance` over a function from tensors to tensors. Several requests are joined along the
+    batch dimension, executed once, and split again; an error goes to all of them."""
 
     # Whether `join` and `split` are called for one request alone, too.
     joins_one = False
@@ -339,19 +313,13 @@ class ModelResolver(Protocol):
     """The other loaded models, as one request may use them."""
 
     def submit(self, request: InferRequest, respond: Respond) -> None:
-        """Submit a request to another model; `respond` is called before or after this returns.
-
-        Raises:
-            EdgeServerError: the request is refused; `respond` is not called.
-        """
+        """Submit a request to another model; `respond` is called before or after this returns, and
+        not at all where it raises an EdgeServerError."""
         ...
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Return whether that version of the model is ready.
-
-        Raises:
-            InvalidRequest: `version` is not a version number.
-        """
+        """Return whether that version of the model is ready. Raises InvalidRequest for no version
+        number."""
         ...
 
 
@@ -366,24 +334,18 @@ class ServerContext(Protocol):
     def load(
         self, name: str, *, config: str | None, files: Mapping[str, bytes], within: str
     ) -> None:
-        """Load or reload model `name`; return when the load is complete.
+        """Load or reload model `name`; return when the load is complete. Raises EdgeServerError,
+        with Triton's text where Triton has one.
 
         Args:
             config: a ModelConfig in protobuf's JSON form, instead of the one on disk.
             files: `file:<version>/<name>` → content, instead of the model's directory.
-            within: the calling model, which may itself be loading.
-
-        Raises:
-            EdgeServerError: the load failed; the text is Triton's where Triton has one.
-        """
+            within: the calling model, which may itself be loading."""
         ...
 
     def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Stop new requests to model `name`; return at once.
-
-        Args:
-            unload_dependents: also unload the models that `name` depends on.
-        """
+        """Stop new requests to model `name`, and with `unload_dependents` to what it depends on, at
+        once."""
         ...
 
 
@@ -421,13 +383,11 @@ class LoadContext:
     """One version of a model to load, and what of the daemon its backend may use.
 
     Attributes:
-        progress: reports the progress of a load that takes minutes, as one line: the text is the
-            model's reason in the repository index until the next call; an empty text clears the
-            reason. The backend may call it on any thread, and while instances are made; a call
-            outside a load of the model has no effect. A backend that loads at once ignores it.
+        progress: reports the progress of a load that takes minutes, as one line: the model's reason
+            in the index until the next call; an empty text clears it. It may be called on any
+            thread, and while instances are made; a call outside a load of the model has no effect.
         server: for a model that sends requests to other models or loads them.
-        builds: the load may build for minutes what it lacks; otherwise it fails, see `Prepares`.
-    """
+        builds: the load may build for minutes what it lacks; otherwise it fails, see `Prepares`."""
 
     directory: Path
     config: ModelConfig
@@ -457,12 +417,8 @@ P = TypeVar("P", bound=BackendParameters)
 
 
 def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[BackendParameters]) -> None:
-    """Check the configuration's parameters against `kind`, so that `parameters_of` succeeds.
-
-    Raises:
-        ModelConfigError: a parameter is unknown, or its value does not fit its type; the text names
-            the file.
-    """
+    """Check the configuration's parameters against `kind`, so that `parameters_of` succeeds. Raises
+    ModelConfigError where one is unknown, or its value does not fit its type."""
     of_others = OF_EVERY_MODEL - set(kind.__struct_encode_fields__)
     own = {k: v for k, v in config.parameters.items() if k not in of_others}
     try:

@@ -319,14 +319,9 @@ def _providers(where: Path, config: ModelConfig, placement: Placement) -> list[P
 
 
 class OnnxModel(Model):
-    """One ONNX Runtime session for each device; several instances may run it at once.
-
-    A tensor without dimensions has the shape [1] outside, as in Triton.
-
-    Args:
-        sessions: number of the GPU, None for the CPU → the session there.
-        file_bytes: of the files that the sessions were made of.
-    """
+    """One ONNX Runtime session for each device (the GPU's number, None for the CPU); several
+    instances may run it at once. A tensor without dimensions has the shape [1] outside, as in
+    Triton."""
 
     def __init__(
         self,
@@ -416,13 +411,10 @@ class OnnxModel(Model):
 
 
 class RaggedInstance(TensorInstance):
-    """An `Instance` over a function from tensors to tensors.
-
-    A ragged input is one list of the elements of all requests, in order; other inputs are joined
-    along the batch dimension. A batch of one request is made in the same way. Batch inputs are made
-    from the requests' shapes. Of a batch output each request gets as many elements as the shape of
-    its source input says, of other outputs its rows.
-    """
+    """Joins ragged inputs to one list of the elements of all requests, in order, and other inputs
+    along the batch dimension, also for a batch of one. Batch inputs are made from the requests'
+    shapes. Of a batch output each request gets as many elements as the shape of its source input
+    says, of other outputs its rows."""
 
     joins_one = True
 

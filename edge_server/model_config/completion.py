@@ -59,14 +59,11 @@ _DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 
 
 def complete(message: Any, files: ModelFiles, completion: Completion = USUAL_COMPLETION) -> None:
-    """Fill in name, backend, platform, file name and every default, in place.
+    """Fill in name, backend, platform, file name and every default, in place; the backend completes
+    inputs, outputs and `max_batch_size`.
 
-    The backend completes inputs, outputs and `max_batch_size`.
-
-    Raises:
-        ModelConfigError: configuration, files and name determine no backend, the files cannot be
-            read, or there is no configuration and completion is off.
-    """
+    Raises: ModelConfigError: configuration, files and name determine no backend, the files cannot
+        be read, or there is no configuration and completion is off."""
     if not completion.auto and not message.ListFields():
         raise ModelConfigError(
             f"{files.config_path}: missing or empty; write it, or let the server complete "
@@ -220,11 +217,7 @@ def complete_from(files: ModelFiles, config: ModelConfig, signature: Signature) 
 
 
 class _SignatureCheck:
-    """Compares one configuration with one signature.
-
-    Attributes:
-        batched: whether the model's shapes have a batch dimension in front.
-    """
+    """Compares one configuration with one signature, whose shapes are `batched` or not."""
 
     def __init__(self, files: ModelFiles, config: ModelConfig, signature: Signature) -> None:
         self._path = files.config_path
@@ -282,10 +275,8 @@ class _SignatureCheck:
 
     def agreed(self, kind: str) -> list[TensorSpec]:
         """The model's tensors in the file's order; a free size on one side is fixed by the other.
-
-        Tensors of the sequence batcher are hidden, except a state that the configuration names
-        among its outputs, so that clients can read it.
-        """
+        Tensors of the sequence batcher are hidden, except a state among the configuration's
+        outputs."""
         config = self._config
         configured = {tensor.name: tensor for tensor in getattr(config.message, kind)}
         found = {spec.name: spec for spec in getattr(self._signature, f"{kind}s")}
@@ -419,11 +410,8 @@ PREFERRED_CONFIGS = "preferred_configs"
 
 def configurations(files: ModelFiles, config_name: str) -> list[tuple[ModelFiles, Any]]:
     """Return the configurations of a model in the order of preference, each with its message; the
-    one that needs no device comes last.
-
-    Raises:
-        ModelConfigError: a configuration cannot be read, or one that is preferred is missing.
-    """
+    one that needs no device comes last. Raises ModelConfigError, also where a preferred one is
+    missing."""
     custom = files.with_custom_config(config_name)
     names: list[str] = []
     try:
@@ -455,11 +443,8 @@ def _preferred(files: ModelFiles, name: str) -> ModelFiles:
 
 
 def missing_device(message: Any, completion: Completion, library: str) -> str:
-    """Return which device a completed configuration lacks on this machine; "" if it lacks none.
-
-    Args:
-        library: the library that its backend lacks here; "" if it lacks none.
-    """
+    """Return which device a completed configuration lacks on this machine, also for the `library`
+    that its backend lacks here; "" if it lacks none."""
     on_gpu = any(g.kind == pb.ModelInstanceGroup.KIND_GPU for g in message.instance_group)
     if on_gpu and not completion.gpus:
         return f"there is no GPU: {completion.no_gpu}"

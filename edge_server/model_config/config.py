@@ -65,11 +65,8 @@ class BatchOutput:
 
 @dataclass(frozen=True)
 class RaggedBatching:
-    """How requests of different shapes become one batch.
-
-    Attributes:
-        inputs: names of those whose shapes may differ; the model gets them as one list of elements.
-    """
+    """How requests of different shapes become one batch: the model gets those of `inputs` as one
+    list of elements."""
 
     inputs: frozenset[str]
     batch_inputs: tuple[BatchInput, ...]
@@ -130,21 +127,15 @@ _FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 @dataclass(frozen=True)
 class EnsembleStep:
-    """One node of an ensemble's data-flow graph.
+    """One node of an ensemble's data-flow graph; `model_version` -1 is the latest, and the maps
+    lead from the model's names to the ensemble's tensors.
 
-    Attributes:
-        model_version: -1 is the latest.
-        input_map: the model's input → the ensemble's tensor.
-        output_map: the model's output → the ensemble's tensor.
-        decoupled: whether the model is decoupled; set once the graph has been resolved.
+    Attributes, set once the graph is resolved:
+        decoupled, on_gpu: of the model.
         full_shapes: the model's inputs with their full shapes (see `ModelConfig.full_shape`), where
-            a batch dimension of 1 comes or goes between models; set once the graph is resolved.
-        runs: the step itself and, where its model is an ensemble, the steps within; set once the
-            graph is resolved.
-        depth: 1 and, where its model is an ensemble, the depth of that; set once the graph is
-            resolved.
-        on_gpu: see `ModelConfig.on_gpu`; set once the graph is resolved.
-    """
+            a batch dimension of 1 comes or goes between models.
+        runs, depth: the step itself and, where its model is an ensemble, the steps and the levels
+            in it."""
 
     model_name: str
     model_version: int
@@ -168,14 +159,9 @@ class RateLimitResource:
 
 @dataclass(frozen=True)
 class Placement:
-    """The device of one instance.
-
-    Attributes:
-        kind: `CPU`, `GPU` or `MODEL`.
-        gpu: the GPU's number; None without a GPU.
-        dla_core: the NVDLA core beside the GPU that runs the layers it can; None is none.
-        profiles: the TensorRT optimisation profiles it may use; none means the first.
-    """
+    """The device of one instance: `kind` is `CPU`, `GPU` or `MODEL`, `gpu` its number, `dla_core`
+    the NVDLA core beside it that runs the layers it can, and `profiles` the TensorRT optimisation
+    profiles that it may use; none means the first."""
 
     kind: str = "CPU"
     gpu: int | None = None
@@ -188,15 +174,13 @@ ON_CPU = Placement()
 
 @dataclass(frozen=True)
 class InstanceGroup:
-    """The number of instances of a model, and their device (`CPU`, `GPU`, `MODEL`).
+    """The number of instances of a model (per GPU of `gpus`, where there are some), and their
+    device.
 
     Attributes:
-        count: per GPU of `gpus`, where there are some.
-        gpus, dla_core, profiles: see `Placement`.
         resources: amounts that the rate limiter reserves for a run.
         priority: an instance of priority n gets 1/n of the chances; 0 counts as 1.
-        passive: the instances hold their resources and never run.
-    """
+        passive: the instances hold their resources and never run."""
 
     name: str
     kind: str
@@ -222,17 +206,14 @@ class Completion:
     """Settings for a backend's completion of a configuration.
 
     Attributes:
-        auto: the backend fills in missing inputs, outputs and `max_batch_size`; without it the
-            backend only checks.
-        config_name: models that have `configs/<config_name>.pbtxt` are configured by it; empty uses
-            config.pbtxt of every model.
+        auto: the backend fills in missing inputs, outputs and `max_batch_size`; else it only
+            checks.
+        config_name: models that have `configs/<config_name>.pbtxt` are configured by it.
         default_max_batch_size: for a model that batches whose configuration gives none.
-        gpus: number of GPUs, numbered from 0.
-        no_gpu: why there is no GPU.
+        gpus, no_gpu: number of GPUs, numbered from 0, and why there is none.
         python: limits of the process that completes a Python model and then runs it.
         jetson: this machine is built for its GPU: what would use it by default does not run on the
-            CPU instead, and what prefers it runs there degraded.
-    """
+            CPU instead, and what prefers it runs there degraded."""
 
     auto: bool = True
     default_max_batch_size: int = 4
@@ -262,23 +243,15 @@ class ModelConfig:
 
     Attributes:
         max_batch_size: 0 means that the model's shapes have no batch dimension.
-        inputs: shapes without the batch dimension.
-        steps: of an ensemble; empty for every other model.
-        max_inflight_requests: of an ensemble: how many requests a step may have running and
-            waiting before the steps that feed it are held back; 0 is unlimited.
-        reshapes: tensor name → the model's own shape, without the batch dimension, where it
-            differs from the clients' shape.
-        decoupled: a request may have any number of responses.
-        response_cache: responses may come from the cache.
-        warmups: the samples that each instance runs before it serves.
+        inputs, outputs: shapes without the batch dimension.
+        max_inflight_requests: of an ensemble: how many requests a step may have running and waiting
+            before the steps that feed it are held back; 0 is unlimited.
+        reshapes: tensor name → the model's own shape, where it differs from the clients' shape.
         ragged: how requests of different shapes run together; None where they never do.
-        first_response_bounds_ms: the buckets of the histogram of the time to the first response, in
-            ms; of a decoupled model.
-        metric_tags: label → value, further labels of the model's metrics.
-        labels: output name → the names of its classes, by index; an ensemble's may come from its
-            members.
-        program: see `python_backend`; `backend` is `python` then.
-    """
+        first_response_bounds_ms: the buckets of the histogram of a decoupled model's first
+            response.
+        labels: output name → the names of its classes, by index; an ensemble's also of its members.
+        program: see `python_backend`; `backend` is `python` then."""
 
     name: str
     platform: str
@@ -307,10 +280,8 @@ class ModelConfig:
 
     @staticmethod
     def of(message: Any, completion: Completion = USUAL_COMPLETION) -> ModelConfig:
-        """Build the frozen view of a completed and valid `inference.ModelConfig` message.
-
-        Inputs and outputs whose type the backend has yet to fill in are in `message` alone.
-        """
+        """Build the frozen view of a completed and valid `inference.ModelConfig` message. Inputs
+        and outputs whose type the backend has yet to fill in are in `message` alone."""
         program = python_backend(message, completion)
         return ModelConfig(
             name=message.name,
@@ -424,11 +395,9 @@ class ModelConfig:
         return self.platform or self.backend
 
     def with_io(self, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> ModelConfig:
-        """Return this configuration with other inputs and outputs, in both forms.
-
-        Other settings of a tensor of the same name (labels, format) are kept. A tensor of one
-        number per batch element has dims [1] for clients, reshaped to none.
-        """
+        """Return this configuration with other inputs and outputs, in both forms; other settings of
+        a tensor (labels, format) are kept. One of one number per batch element has dims [1],
+        reshaped to none."""
         message = pb.ModelConfig()
         message.CopyFrom(self.message)
         _rewrite(message.input, self.message.input, inputs)

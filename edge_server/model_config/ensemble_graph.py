@@ -64,19 +64,10 @@ def ensemble_faults(message: Any) -> Iterator[str]:
 
 
 def resolve_graph(config: ModelConfig, path: Path, find_member: FindMember) -> ModelConfig:
-    """Complete the ensemble's configuration from its members: decoupled steps, labels, steps on a
-    GPU, and how many steps a request runs.
-
-    An ensemble with a decoupled member is decoupled itself.
-
-    Args:
-        config: of the ensemble.
-        path: of its config.pbtxt.
-        find_member: returns a step's model configuration; raises its own error without one.
-
-    Raises:
-        ModelConfigError: the first fault of the graph, in Triton's words.
-    """
+    """Complete the ensemble's configuration from its members: decoupled steps (one makes the
+    ensemble decoupled), labels, steps on a GPU, and how many steps a request runs. `find_member`
+    returns a step's model configuration, or raises its own error. Raises ModelConfigError in
+    Triton's words."""
     members = [(step, find_member(step)) for step in config.steps]
     for fault in _graph_faults(config, members):
         raise ModelConfigError(f"{path}: {fault}")

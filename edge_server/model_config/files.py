@@ -31,17 +31,13 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """One model directory of a repository.
+    """One model directory of a repository, with its version directories in ascending order.
 
     Attributes:
-        name: the model's name, which is the directory's.
-        directory: holds config.pbtxt (optional) and the version directories.
-        versions: version number → its directory, in ascending order.
         fingerprint: of an immutable copy; None where the files have to be read.
         holder: keeps such a copy on disk as long as any reference to `holder` exists.
         shown: the directory in the repository, where `directory` is a copy of it.
-        config_name: the configuration's path in `directory`.
-    """
+        config_name: the configuration's path in `directory`."""
 
     name: str
     directory: Path
@@ -80,11 +76,8 @@ class ModelFiles:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into an error that names path, reason and remedy.
-
-    Raises:
-        ModelConfigError: instead of the OSError; ModelLoadError where that may pass.
-    """
+    """Turn an OSError inside the block into a ModelConfigError that names path, reason and remedy;
+    into a ModelLoadError where that may pass."""
     try:
         yield
     except OSError as error:
@@ -128,12 +121,9 @@ def outside(directory: Path, name: str) -> bool:
 
 
 def read_labels(message: Any, files: ModelFiles) -> Mapping[str, tuple[str, ...]]:
-    """Read output → labels by index, for each output with a `label_filename`.
-
-    Raises:
-        ModelConfigError: a file is outside the model's directory, missing, unreadable, too large
-            or not UTF-8 text.
-    """
+    """Read output → labels by index, for each output with a `label_filename`. Raises
+    ModelConfigError where a file is outside the model's directory, unreadable, too large or not
+    UTF-8 text."""
     return {
         output.name: _labels(output, message.name, files)
         for output in message.output

@@ -44,11 +44,9 @@ CONTRACT_PARAMETERS = frozenset(
 
 
 def interface_break(old: ModelConfig, new: ModelConfig) -> str:
-    """Why callers of `old` would break if `new` replaced it; empty where they would not.
-
-    Extensions are allowed: another output, another optional input, an input that becomes optional,
-    a dimension that becomes -1, larger batches.
-    """
+    """Why callers of `old` would break if `new` replaced it; empty where they would not. Extensions
+    are allowed: another output, another optional input, an input that becomes optional, a dimension
+    that becomes -1, larger batches."""
     return next(_breaks(old, new), "")
 
 
@@ -385,11 +383,8 @@ def read_model_config(path: Path) -> Any:
 
 
 def parse_model_config_json(text: str, name: str) -> Any:
-    """Parse `text` in the protocol's JSON form; a message without a name gets `name`.
-
-    Raises:
-        InvalidRequest: too large, nested too deeply, or no ModelConfig (Triton's text).
-    """
+    """Parse `text` in the protocol's JSON form; a message without a name gets `name`. Raises
+    InvalidRequest where it is too large, nested too deeply, or no ModelConfig (Triton's text)."""
     if len(text) > MAX_CONFIG_BYTES:
         raise InvalidRequest(
             f"Invalid config override: {len(text)} characters; a model configuration has at most "

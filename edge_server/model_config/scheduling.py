@@ -18,15 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """Time and size limits of the queue of one priority level.
-
-    Attributes:
-        delay_expired: an expired request waits on, behind all others, instead of failing.
-        default_timeout_us: how long a request may queue; 0 is unlimited.
-        allow_timeout_override: a request may ask for less than the default, never for more.
-        max_queue_size: how many requests may wait; 0 is the scheduler's own limit of 4096
-            (`MOST_WAITING` in `inference/line.py`).
-    """
+    """Time and size limits of the queue of one priority level; a time or size of 0 is none (then
+    `MOST_WAITING` in `inference/line.py` counts). An expired request waits on behind all others
+    where `delay_expired`; with `allow_timeout_override` it may ask for less time."""
 
     delay_expired: bool = False
     default_timeout_us: int = 0
@@ -41,10 +35,8 @@ class DynamicBatching:
     Attributes:
         preferred_batch_sizes: a batch of the largest size reached runs at once, without delay.
         max_queue_delay_us: how long the oldest request waits for others to join it.
-        preserve_ordering: responses leave in the order in which the requests came.
         priority_levels: 0 where there are none; 1 is the highest.
-        default_priority_level: of a request that names none, or one that does not exist.
-    """
+        default_priority_level: of a request that names none, or one that does not exist."""
 
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_us: int = 0
@@ -68,11 +60,8 @@ class ControlKind(Enum):
 
 @dataclass(frozen=True)
 class SequenceControl:
-    """One control input, which requests do not carry and the scheduler adds.
-
-    Attributes:
-        false_true: the values for no and yes; None for CORRID, which carries the id.
-    """
+    """One control input, which requests do not carry and the scheduler adds: with the values for no
+    and yes, None for CORRID, which carries the id."""
 
     input_name: str
     kind: ControlKind
@@ -82,13 +71,9 @@ class SequenceControl:
 
 @dataclass(frozen=True)
 class SequenceState:
-    """A tensor that the scheduler carries from one request of a sequence to the next.
-
-    Attributes:
-        shape: without the batch dimension; -1 is any size.
-        initial_shape: at the start of a sequence; every size is known.
-        initial_file: under the model's `initial_state/`, the value at the start; None is zeros.
-    """
+    """A tensor that the scheduler carries from one request of a sequence to the next; -1 in
+    `shape`, which has no batch dimension, is any size. `initial_file` is below the model's
+    `initial_state/`; None is zeros."""
 
     input_name: str
     output_name: str
@@ -103,12 +88,10 @@ class SequenceBatching:
     """The sequence batcher: requests of one sequence reach the same instance, in order.
 
     Attributes:
-        max_candidate_sequences: of the oldest strategy, which batches sequences dynamically, the
-            longest waiting one first; 0 is direct: a sequence owns a slot of a batch until its end.
-        preferred_batch_sizes: of the oldest strategy.
-        minimum_slot_utilization: of the direct strategy.
-        iterative: a request is a sequence of runs, which its model ends.
-    """
+        max_candidate_sequences, preferred_batch_sizes: of the oldest strategy, which batches
+            sequences dynamically, the longest waiting one first; 0 is direct: a sequence owns a
+            slot of a batch until its end, and `minimum_slot_utilization` counts.
+        iterative: a request is a sequence of runs, which its model ends."""
 
     max_sequence_idle_us: int
     controls: tuple[SequenceControl, ...]
@@ -122,12 +105,8 @@ class SequenceBatching:
 
 @dataclass(frozen=True)
 class WarmupInput:
-    """One input of a warm-up sample, of zeros where neither `random` nor `file` is given.
-
-    Attributes:
-        shape: without the batch dimension; every size is known.
-        file: under the model's `warmup/`.
-    """
+    """One input of a warm-up sample, without the batch dimension: `random`, or of a `file` below
+    the model's `warmup/`, else of zeros."""
 
     datatype: DataType
     shape: tuple[int, ...]
@@ -137,12 +116,8 @@ class WarmupInput:
 
 @dataclass(frozen=True)
 class Warmup:
-    """One sample of `model_warmup`, a request that a model runs before it is READY.
-
-    Attributes:
-        batch_size: 0 gives the inputs no batch dimension.
-        count: number of runs.
-    """
+    """One sample of `model_warmup`, which a model runs `count` times before it is READY; with a
+    `batch_size` of 0 its inputs have no batch dimension."""
 
     name: str
     batch_size: int

@@ -52,11 +52,8 @@ _TEXT_BYTES = 64
 
 
 def io_faults(message: Any, *, complete: bool) -> Iterator[str]:
-    """Yield the faults of the configuration's inputs and outputs.
-
-    Args:
-        complete: every tensor must have its type and its dims; else a backend may fill them in.
-    """
+    """Yield the faults of the configuration's inputs and outputs; only if `complete` must every
+    tensor have its type and its dims."""
     model = message.name
     for kind in ("input", "output"):
         names: set[str] = set()
@@ -398,11 +395,8 @@ def validate(
     known_backends: frozenset[str],
     completion: Completion = USUAL_COMPLETION,
 ) -> Mapping[str, tuple[str, ...]]:
-    """Validate a completed configuration and return its labels, see `read_labels`.
-
-    Raises:
-        ModelConfigError: names the file, the fault and the remedy; all faults, one per line.
-    """
+    """Validate a completed configuration and return its labels, see `read_labels`. Raises
+    ModelConfigError: all faults with their remedies, one per line."""
     if too_long := list(list_faults(message)):
         raise ModelConfigError(_text(files, too_long))
     backend = "python" if python_backend(message, completion) else message.backend

@@ -100,12 +100,8 @@ class PaddleParameters(BackendParameters, frozen=True):
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework as the daemon knows it.
-
-    Attributes:
-        beside: the suffixes of what a model's file is read with, in place of the file's own.
-        unsigned: suffixes of the files that do not declare their tensors.
-    """
+    """A framework as the daemon knows it: `beside` are the suffixes of what a model's file is read
+    with, `unsigned` those of the files that do not declare their tensors."""
 
     parameters: type[BackendParameters]
     beside: tuple[str, ...] = ()
@@ -121,10 +117,8 @@ _FRAMEWORKS = {
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Complete names, types, shapes and the batch size from the model's file; see `complete_from`.
-
-    The file is read in its own process, within `initialize_timeout_s`.
-    """
+    """Complete names, types, shapes and the batch size from the model's file, see `complete_from`;
+    it is read in its own process, within `initialize_timeout_s`."""
     framework = _FRAMEWORKS[config.backend]
     directory = files.versions[version]
     parameters = checked_parameters(files, config)

@@ -59,11 +59,8 @@ def open_model(file: ModelFile) -> PyTorchModel:
 
 
 class PyTorchModel:
-    """A function of PyTorch with the names that the configuration gives its tensors.
-
-    Args:
-        call: takes the inputs by those names.
-    """
+    """A function of PyTorch with the names that the configuration gives its tensors; `call` takes
+    the inputs by those names."""
 
     def __init__(
         self,

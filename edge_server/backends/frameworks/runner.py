@@ -57,8 +57,7 @@ class ModelFile:
         max_batch_size: 0 where the model's shapes have no batch dimension.
         accelerators: those of the configuration for the processor: name → parameters.
         threads: how many threads an inference uses where no parameter says it.
-        device: `CPU`, `GPU` (the one that the process sees), or `MODEL`, where the file decides.
-    """
+        device: `CPU`, `GPU` (the one that the process sees), or `MODEL`, where the file decides."""
 
     filename: str
     platform: str
@@ -87,11 +86,7 @@ class OpenModel(Protocol):
 
     def run(self, inputs: Arrays, outputs: frozenset[str]) -> Arrays:
         """Return at least `outputs`; BYTES are object arrays of `bytes`, BF16 as in `DataType`.
-
-        Raises:
-            BadInput: an input does not fit.
-            Exception: any of the framework's.
-        """
+        Raises BadInput, or any exception of the framework's."""
         ...
 
 
@@ -105,12 +100,8 @@ _RESULT = re.compile(r"RESULT(?:\[(\w+)\])?")
 
 
 def call_order(names: Sequence[str], arguments: Sequence[str] = ()) -> list[str]:
-    """Return the inputs in the order of the call.
-
-    Args:
-        names: in the order of the configuration.
-        arguments: the function's own names; empty where they are not known.
-    """
+    """Return the inputs, given in the order of the configuration, in the order of the call;
+    `arguments` are the function's own names, empty where they are not known."""
     if arguments and len(names) > len(arguments):
         raise ValueError(
             f"{len(names)} inputs for a function of {len(arguments)}: {', '.join(arguments)}"

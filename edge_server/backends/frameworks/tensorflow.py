@@ -32,12 +32,8 @@ _NO_OUTPUTS = frozenset({"Const", "NoOp", "Assert", "Placeholder", "SaveV2", "Re
 
 
 class _Graph(NamedTuple):
-    """A function of a file.
-
-    Attributes:
-        call: takes its arguments by name, or in order where the file is a graph.
-        arguments, results: name → a tensor, or what describes one.
-    """
+    """A function of a file, which takes its arguments by name, or in order where the file is a
+    graph; `arguments` and `results` are name → a tensor, or what describes one."""
 
     call: Any
     arguments: Mapping[str, Any]

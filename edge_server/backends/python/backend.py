@@ -70,10 +70,8 @@ _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
-    """Complete the configuration with the model's `auto_complete_config`, and validate the result.
-
-    The function runs in its own process, within `initialize_timeout_s`.
-    """
+    """Complete the configuration with the model's `auto_complete_config`, which runs in its own
+    process, within `initialize_timeout_s`, and validate the result."""
     directory = files.versions[version]
     filename = config.default_model_filename
     if "/" in filename or not filename.endswith(".py") or not filename[:-3].isidentifier():
@@ -215,11 +213,9 @@ _LONGEST_AFTER_START_S = 5.0
 
 class PythonModel(Model):
     """One version of a Python model; lends each of its instances' processes to one batch at a time.
-
     While a process is down, the others execute its batches, except where a sequence has its state
-    in one process. Otherwise the instance that is down would draw every request to itself, because
-    an instance that refuses is idle again at once.
-    """
+    in one process: an instance that refuses is idle again at once, and would draw every request to
+    itself."""
 
     def __init__(self, context: ModelContext) -> None:
         self._context = context
@@ -260,11 +256,9 @@ class PythonModel(Model):
         return {"processes": sum(private_bytes(session.pid) for session in running)}
 
     def lend(self, own: PythonInstance, deadline: float) -> PythonInstance | None:
-        """Lend `own`; while it is down, the first instance that is up and free, or None.
-
-        Raises:
-            DeadlineExceeded: none became free before `deadline` (`time.monotonic()`, or infinity).
-        """
+        """Lend `own`; while it is down, the first instance that is up and free, or None. Raises
+        DeadlineExceeded where none became free before `deadline` (`time.monotonic()`, or
+        infinity)."""
         with self._change:
             while True:
                 candidates = [own] if own.up or not self._stand_in else self.instances
@@ -302,10 +296,8 @@ class PythonModel(Model):
 
 class PythonInstance:
     """Executes requests in its own process, which the instance restarts whenever the process ends.
-
-    While the process is down, another instance of the model stands in; without another instance,
-    requests are refused at once. Construct the instance, then `open` it.
-    """
+    Then another instance of the model stands in; without one, requests are refused at once.
+    Construct the instance, then `open` it."""
 
     def __init__(
         self,
@@ -337,12 +329,8 @@ class PythonInstance:
         self._worker = Worker(name, self._run_session, deadline_s=math.inf)
 
     def open(self) -> None:
-        """Start the process; return when the process can execute.
-
-        Raises:
-            ModelLoadError: the first start failed, and the instance is closed.
-            GivenUp: see `require_wanted`; likewise.
-        """
+        """Start the process; return when it can execute. Raises ModelLoadError where the first
+        start failed, or GivenUp (see `require_wanted`); the instance is closed then."""
         self._worker.start()
         try:
             while not self._first_tried.wait(LOOK_S):

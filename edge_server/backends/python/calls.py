@@ -39,12 +39,10 @@ class ModelCalls:
 
     A call resolves its model in the pinned models of a request for which it is made, or else among
     the current ones: where it is not ready there, where requests of a decoupled model have pinned
-    different models, and once this process has loaded or unloaded a model. A call ends early only
-    where none of the clients that it may be made for waits any more.
-
-    A called model may run on the calling thread, so every unfinished call needs a thread; so does a
-    load, which continues to its end once it has begun.
-    """
+    different models, and once this process has loaded or unloaded a model. It ends early only where
+    none of the clients that it may be made for waits any more. A called model may run on the
+    calling thread, so every unfinished call needs a thread; so does a load, which continues to its
+    end."""
 
     def __init__(
         self,
@@ -298,11 +296,8 @@ class NestedCallThreads(ThreadPoolExecutor):
         self._has_threads = False
 
     def run(self, work: Callable[[], None]) -> bool:
-        """Run `work`, which must not raise, on a thread; return False where too many wait.
-
-        Raises:
-            RuntimeError: no thread is running, and the system refuses a new one.
-        """
+        """Run `work`, which must not raise, on a thread; return False where too many wait. Raises
+        RuntimeError where no thread is running, and the system refuses a new one."""
         if not self._places.acquire(blocking=False):
             return False
 

@@ -55,11 +55,8 @@ class MetricBook:
         self._metrics: list[_Metric] = []
 
     def make_family(self, message: MakeFamily) -> None:
-        """Reserve the name for metrics of that kind; the first description is kept.
-
-        Raises:
-            InvalidRequest: the name cannot be that of such metrics, or the model has too many.
-        """
+        """Reserve the name for metrics of that kind; the first description is kept. Raises
+        InvalidRequest where it cannot be that of such metrics, or the model has too many."""
         name = message.name
         _check_length(name, (name, message.description))
         if not _NAME.fullmatch(name):
@@ -78,11 +75,8 @@ class MetricBook:
             raise InvalidRequest(f"metric '{name}' is a {kind} already, no {message.kind}")
 
     def make(self, message: MakeMetric) -> int:
-        """Return the number of the metric; an existing metric keeps its number.
-
-        Raises:
-            InvalidRequest: it cannot be made.
-        """
+        """Return the number of the metric; an existing one keeps its number. Raises
+        InvalidRequest."""
         name, labels, bounds = message.family.name, message.labels, tuple(message.buckets)
         self.make_family(message.family)
         _check_length(name, (*labels, *labels.values()))
@@ -251,9 +245,8 @@ class ModelProgram:
         runner: see `Start`.
         arguments: more arguments of `initialize`.
         environment: the packages that the model brings.
-        check: called with what a started process says of itself; raises an EdgeServerError for a
-            process that must not serve.
-    """
+        check: called with what a started process says of itself; raises an EdgeServerError for one
+            that must not serve."""
 
     interpreter: str = ""
     runner: str = ""
@@ -267,11 +260,8 @@ USERS_PROGRAM = ModelProgram()
 
 @dataclass(frozen=True)
 class ModelContext:
-    """One version of a model, as its instances know it.
-
-    Attributes:
-        server_context: resolves and loads other models for this model.
-    """
+    """One version of a model, as its instances know it; `server_context` resolves and loads other
+    models."""
 
     directory: Path
     config: ModelConfig

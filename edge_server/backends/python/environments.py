@@ -65,26 +65,16 @@ NO_ENVIRONMENT = Environment()
 
 
 class Interpreter(NamedTuple):
-    """A Python that runs models.
-
-    Attributes:
-        path: empty is the daemon's own.
-        version: like 3.11.
-    """
+    """A Python that runs models, of a version like 3.11; an empty path is the daemon's own."""
 
     path: str = ""
     version: str = VERSION
 
 
 def interpreter_of(config: ModelConfig, needs: Mapping[str, str]) -> Interpreter:
-    """Return the Python that the settings have for the model.
-
-    Args:
-        needs: module → what pip installs for it, beside what every model's process needs.
-
-    Raises:
-        ModelConfigError: it does not start, or lacks a module; the text has the remedy.
-    """
+    """Return the Python that the settings have for the model. `needs`: module → what pip installs
+    for it, beside what every model's process needs. Raises ModelConfigError where it does not
+    start, or lacks a module."""
     python = config.completion.python.interpreter_of(config.name, config.backend)
     modules = [*needs, *("msgspec", "numpy") * bool(python)]
     interpreter, absent = examined_interpreter(python, modules, config.name)
@@ -101,11 +91,8 @@ def interpreter_of(config: ModelConfig, needs: Mapping[str, str]) -> Interpreter
 def examined_interpreter(
     python: str, modules: Sequence[str], model: str
 ) -> tuple[Interpreter, list[str]]:
-    """Return the Python `python` of the settings, and which of the modules it cannot import.
-
-    Raises:
-        ModelConfigError: it does not start.
-    """
+    """Return the Python `python` of the settings, and which of the modules it cannot import. Raises
+    ModelConfigError where it does not start."""
     if not python:
         return Interpreter(), missing(modules)
     try:
@@ -122,13 +109,8 @@ def environment_of(
     directory: Path, config: ModelConfig, interpreter: Interpreter, *, warn: bool = False
 ) -> Environment:
     """Return the environment of the model whose version `directory` is; an archive is unpacked
-    where that has not been done.
-
-    Raises:
-        ModelConfigError: it is for another Python, or cannot be read; the text has the remedy.
-        ModelLoadError: there is no room to unpack it.
-        GivenUp: see `require_wanted`.
-    """
+    where that has not been done. Raises ModelConfigError where it is for another Python, or cannot
+    be read; ModelLoadError without room to unpack it; GivenUp."""
     if given := config.parameters.get(EXECUTION_ENV_PATH):
         path = Path(given.replace(_OF_THE_MODEL, str(directory.parent.resolve())))
         where = f"model '{config.name}': parameters: {EXECUTION_ENV_PATH}: {path}"

@@ -31,13 +31,9 @@ _LOT = 16
 
 @dataclass(eq=False)
 class ExecuteBatch:
-    """The requests of one `execute`.
-
-    Attributes:
-        unfinished: numbers of the requests without a last response.
-        answered: those that have a response, and not their last one.
-        done: set when the thread that submitted the batch need not wait any longer.
-    """
+    """The requests of one `execute`: the numbers of the `unfinished` ones without a last response,
+    and of the `answered` ones that have another. `done` once the thread that submitted them need
+    not wait."""
 
     requests: Sequence[ExecuteRequest]
     unfinished: set[int]
@@ -54,13 +50,9 @@ class _Request(NamedTuple):
 
 
 class InFlight:
-    """Every accepted request gets exactly one last response, in every case.
-
-    Args:
-        forget: called with the number of a request that will not run again.
-        pump: None where the model is not decoupled. Responses of a decoupled model may follow after
-            the execution; `pump` returns the receiver of those to a request, by its number.
-    """
+    """Every accepted request gets exactly one last response, in every case. `forget` is called with
+    the number of a request that will not run again. Responses of a decoupled model may follow after
+    the execution: `pump` returns the receiver of those to a request, by its number."""
 
     def __init__(
         self,
@@ -221,11 +213,9 @@ def latest_deadline(requests: Sequence[ExecuteRequest]) -> float:
 
 
 class ResponsePump:
-    """A `RespondTensors` that delivers the responses to one request on its own thread.
-
-    A slow receiver, e.g. a client that reads slowly, delays only its own request. `delivered` is
-    called with the number of responses delivered since its last call.
-    """
+    """A `RespondTensors` that delivers the responses to one request on its own thread: a client
+    that reads slowly delays only its own request. `delivered` gets the number delivered since its
+    last call."""
 
     def __init__(
         self, name: str, respond: RespondTensors, delivered: Callable[[int], None]

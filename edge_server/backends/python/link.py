@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 
 class DaemonLink:
-    """Sends messages to the daemon from any thread, and receives on its own thread.
-
-    The process and its children end when the daemon's end of the channel closes.
-    """
+    """Sends messages to the daemon from any thread, and receives on its own thread. The process and
+    its children end when the daemon's end of the channel closes."""
 
     def __init__(
         self, channel: Channel[m.FromDaemon], outbox: ArenaWriter, inbox: ArenaReader

@@ -86,14 +86,9 @@ class ChildResponse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChildRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request as `model.py` receives or makes it.
-
-    Attributes:
-        number: identifies the request until its last response; for a call to another model, the
-            call.
-        timeout_us: how long the request may queue; 0 sets no limit.
-        model_version: empty is the highest.
-    """
+    """A request as `model.py` receives or makes it. `number` identifies it until its last response,
+    or a call to another model; a `timeout_us` of 0 sets no limit, an empty version is the
+    highest."""
 
     number: int
     id: str
@@ -146,12 +141,11 @@ class Start(Message, frozen=True):
 
     Attributes:
         complete: only run `auto_complete_config`, on `arguments["model_config"]`, and exit.
-        runner: the module of edge_server with the model's class; empty where the class is in the
-            model's own Python file.
+        runner: the module of edge_server with the model's class; empty of a model's own Python
+            file.
         source: the directory of the file, where that is not the model's; see `python_backend`.
         working_directory: empty is the model's temporary directory.
-        environment: that the model may read; `packages` of it are imported before others.
-    """
+        environment: that the model may read; `packages` of it are imported before others."""
 
     complete: bool
     arguments: dict[str, str]
@@ -198,12 +192,8 @@ FromDaemon = Start | Execute | Cancel | Delivered | CheckReady | Responded | Que
 
 
 class Started(Message, frozen=True):
-    """`initialize` has returned or failed.
-
-    Attributes:
-        completed: the result of `auto_complete_config`; of a framework's model, the signature of
-            its file, after `initialize` too.
-    """
+    """`initialize` has returned or failed. `completed` is the result of `auto_complete_config`; of
+    a framework's model, the signature of its file, after `initialize` too."""
 
     failure: str = ""
     checks_ready: bool = False

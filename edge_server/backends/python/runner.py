@@ -53,11 +53,8 @@ class _Refused(Exception):
 
 
 class ModelRunner:
-    """Processes the daemon's messages in order, on the main thread.
-
-    Args:
-        refused: why no model may run in this process; empty where one may.
-    """
+    """Processes the daemon's messages in order, on the main thread. `refused` says why no model may
+    run in this process; empty where one may."""
 
     def __init__(self, name: str, link: DaemonLink, refused: str) -> None:
         self._name = name
@@ -71,11 +68,7 @@ class ModelRunner:
         self._senders: dict[int, InferenceResponseSender] = {}
 
     def run(self) -> None:
-        """Process messages until `Finish`.
-
-        Raises:
-            ChannelClosed: the daemon is gone.
-        """
+        """Process messages until `Finish`; raises ChannelClosed where the daemon is gone."""
         while True:
             message = self._link.work.get()
             if isinstance(message, m.Execute):

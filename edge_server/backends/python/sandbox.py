@@ -200,15 +200,12 @@ def seccomp_offered() -> bool:
 
 
 def restrict_system_calls(own_pid: int, *, unix_sockets: bool) -> list[int]:
-    """Restrict the system calls of this thread and all its children from now on.
-
+    """Restrict the system calls of this thread and all its children from now on;
     `PR_SET_NO_NEW_PRIVS` must be set.
 
-    Returns:
-        The descriptor on which the daemon decides calls that name another process; empty where a
-        container's filter already refers calls, which the kernel allows only once: then all such
-        calls are refused, even those that name processes of the model.
-    """
+    Returns: The descriptor on which the daemon decides calls that name another process; empty where
+        a container's filter already refers calls, which the kernel allows only once: then all such
+        calls are refused, even those that name processes of the model."""
     try:
         return [_install(own_pid, USER_NOTIF, _NEW_LISTENER, unix_sockets=unix_sockets)]
     except OSError as error:
@@ -229,12 +226,10 @@ def _install(own_pid: int, of_others: int, flags: int, *, unix_sockets: bool) ->
 
 
 def decide(listener: int, session: int) -> None:
-    """Allow or refuse the system call that waits at `listener`; the daemon calls this.
-
-    The kernel suspends a call that names a process other than the caller. It is allowed where that
-    process is in `session`, which the model's process leads, and which what it starts cannot leave.
-    The arguments are numbers, so they cannot change after the decision.
-    """
+    """Allow or refuse the system call that waits at `listener`; the daemon calls this. The kernel
+    suspends a call that names another process. It is allowed where that is in `session`, which the
+    model's process leads, and which what it starts cannot leave. The arguments are numbers, so they
+    cannot change after the decision."""
     memory = bytearray(_NOTIFICATION.size)
     # The caller may have been killed.
     with suppress(OSError):
@@ -412,12 +407,9 @@ def lacking(rules: SandboxRules) -> list[str]:
 
 
 def close_off(rules: SandboxRules, opened: Sequence[str]) -> list[int]:
-    """Restrict this process to `rules`, as far as the kernel supports them; return the descriptor
-    on which the daemon decides system calls, empty where no filter refers calls.
-
-    Args:
-        opened: directories that it may read wherever they are; an empty one is none.
-    """
+    """Restrict this process to `rules`, as far as the kernel supports them, with `opened`, which it
+    may read wherever they are; return the descriptor on which the daemon decides system calls, if
+    any."""
     if not rules.closed:
         return []
     if _libc().prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) < 0:

@@ -82,12 +82,9 @@ class Scratch:
 
 
 def _remove(path: str, held: int) -> None:
-    """Remove the tree, in a program that continues where that takes longer than `_REMOVE_S`.
-
-    `shutil.rmtree` would raise a RecursionError for a thousand nested directories, and skips
-    directories that are not readable. The program inherits the lock, so the directory is no orphan
-    until the program has ended.
-    """
+    """Remove the tree, in a program that continues where that takes longer than `_REMOVE_S`;
+    `shutil.rmtree` raises a RecursionError for a thousand nested directories, and skips unreadable
+    ones. It inherits the lock, so the directory is no orphan until the program has ended."""
 
     def run() -> None:
         with suppress(OSError):
@@ -120,13 +117,9 @@ _SOCKET_BYTES = 1 << 19
 
 
 class ChildProcess(Child[m.FromChild]):
-    """The process of an instance, and the memory that it shares with the daemon.
-
-    Args:
-        arena_bytes: size limit of the shared memory of each direction.
-        log: receives the lines that the model logs and prints.
-        interpreter: the Python to start, which has msgspec and numpy; empty is the daemon's own.
-    """
+    """The process of an instance, and the memory that it shares with the daemon, at most
+    `arena_bytes` for each direction. `interpreter` is the Python to start; empty is the daemon's
+    own."""
 
     def __init__(self, name: str, arena_bytes: int, log: ModelLog, interpreter: str = "") -> None:
         self._log = log
@@ -166,15 +159,9 @@ class ChildProcess(Child[m.FromChild]):
     def start(
         self, start: m.Start, within_s: float, other: Callable[[m.FromChild], None]
     ) -> m.Started | None:
-        """Send the first message, and return the response to it; None after `within_s`.
-
-        A response that has arrived by then is returned, however late the daemon gets to read it.
-        `other` is called with each other message.
-
-        Raises:
-            ChannelClosed: see `receive`.
-            GivenUp: see `require_wanted`.
-        """
+        """Send the first message, and return the response to it; None after `within_s`. One that
+        has arrived by then is returned, however late the daemon gets to read it. `other` is called
+        with each other message. Raises ChannelClosed, and GivenUp of `require_wanted`."""
         until = time.monotonic() + within_s
         self.channel.send(start)
         started = None
@@ -213,9 +200,7 @@ class ChildProcess(Child[m.FromChild]):
 
     def ending(self) -> str:
         """End the process if it is still running, release all resources, and return how it ended.
-
-        Views on its tensors stay valid.
-        """
+        Views on its tensors stay valid."""
         if not self._how:
             self.wait(_END_S)
             code = self.end() or 0
@@ -347,15 +332,10 @@ class ChildSession:
         requests: Sequence[ExecuteRequest],
         progressed: Callable[[], None] = lambda: None,
     ) -> Phases:
-        """Execute a batch; return when the batch is done or the process has ended.
-
-        The process is killed when the execution has taken `execution_timeout_s`, or without that
-        parameter has used no processor time for `IDLE_S` or has taken `LONGEST_S`, or when no
-        request waits for it any more.
-
-        Args:
-            progressed: called every few seconds while the execution is within these limits.
-        """
+        """Execute a batch; return when the batch is done or the process has ended. It is killed
+        when the execution has taken `execution_timeout_s`, or without that parameter has used no
+        processor time for `IDLE_S` or has taken `LONGEST_S`, or when no request waits for it any
+        more. `progressed` is called every few seconds while it is within these limits."""
         began = time.monotonic()
         began_ns = time.monotonic_ns()
         batch = self._send(requests)

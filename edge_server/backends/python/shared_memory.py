@@ -178,11 +178,8 @@ def take_back(places: Iterable[TensorPlace], arena: ArenaWriter) -> None:
 
 
 def check_places(places: Sequence[TensorPlace], arena: ArenaReader) -> None:
-    """Check that the places lie in `arena` without overlap.
-
-    Raises:
-        ValueError: the places cannot lie beside each other in `arena`, or are too many.
-    """
+    """Check that the places lie in `arena` without overlap; raises ValueError, also for too
+    many."""
     bytes_sizes = (element_count(p.shape) for p in places if p.datatype == DataType.BYTES.value)
     if fault := _too_many(len(places), sum(max(0, size) for size in bytes_sizes)):
         raise ValueError(fault)
@@ -197,11 +194,8 @@ def unpack_all(places: Sequence[TensorPlace], arena: ArenaReader) -> dict[str, N
 
 
 def unpack(place: TensorPlace, arena: ArenaReader) -> NDArray[Any]:
-    """Return the tensor at `place`, a view on the memory; BYTES are copies.
-
-    Raises:
-        ValueError: the arena has no such block, or the block does not match `place`.
-    """
+    """Return the tensor at `place`, a view on the memory; BYTES are copies. Raises ValueError where
+    the arena has no such block, or that does not match `place`."""
     datatype = DataType(place.datatype)
     stored = arena.view(place.offset, place.size_bytes)
     if datatype is DataType.BYTES:
@@ -210,10 +204,8 @@ def unpack(place: TensorPlace, arena: ArenaReader) -> NDArray[Any]:
 
 
 def encode_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Encode BYTES elements in C order, each behind its 4-byte little-endian length.
-
-    An element that is not `bytes` is encoded as the UTF-8 of its `str`, like Triton's clients do.
-    """
+    """Encode BYTES elements in C order, each behind its 4-byte little-endian length; one that is
+    not `bytes` as the UTF-8 of its `str`, like Triton's clients do."""
     parts: list[bytes] = []
     for element in array.flat:
         data = element if isinstance(element, bytes) else str(element).encode()
@@ -232,11 +224,8 @@ def bytes_elements(data: bytes) -> Iterator[bytes]:
 
 
 def decode_bytes(stored: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.object_]:
-    """Decode BYTES elements from their stored form.
-
-    Raises:
-        ValueError: the number of elements differs from `shape`, or an element is cut short.
-    """
+    """Decode BYTES elements from their stored form. Raises ValueError where their number differs
+    from `shape`, or one is cut short."""
     elements = np.empty(element_count(shape), np.object_)
     count = 0
     for element in bytes_elements(stored.tobytes()):

@@ -91,12 +91,8 @@ class InferenceResponse:
 
 
 class InferenceResponseSender:
-    """Sends the responses to one request, from any thread.
-
-    Attributes:
-        taken: the model has taken the sender, so it may respond at any time.
-        closed: the last response has been sent.
-    """
+    """Sends the responses to one request, from any thread; once `taken` by the model, at any time,
+    until the last response has been sent."""
 
     def __init__(
         self, link: DaemonLink, number: int, outputs: frozenset[str], *, decoupled: bool
@@ -116,10 +112,8 @@ class InferenceResponseSender:
         return self._number in self._link.cancelled
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, or with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or both.
-
-        The call waits while too many earlier responses are undelivered, because the client is slow.
-        """
+        """Send a response, or with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or both;
+        wait while too many earlier ones are undelivered, because the client is slow."""
         if self._decoupled and flags == 0 and not self.closed:
             self._link.wait_for_window(self._number)
         with self._lock:
@@ -131,10 +125,8 @@ class InferenceResponseSender:
                 self._link.send(self._last(m.internal_error(f"a response: {error}")))
 
     def last(self, response: InferenceResponse | None) -> m.Responded | None:
-        """Return the last response, which `execute` returned, for the caller to send.
-
-        None where `execute` returned nothing because the model has taken this sender.
-        """
+        """Return the last response, which `execute` returned, for the caller to send; None where it
+        returned nothing because the model has taken this sender."""
         if response is None:
             return None if self.taken else self._last(None)
         with self._lock:
@@ -319,11 +311,8 @@ class InferenceRequest:
         return sender if self.rescheduled and sender is not None and not sender.closed else None
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Run this request on its model, and wait for the response; an error is in the response.
-
-        Args:
-            decoupled: return an iterator over any number of responses.
-        """
+        """Run this request on its model, and wait for the response; an error is in the response. A
+        `decoupled` one returns an iterator over any number of responses."""
         responses: queue.SimpleQueue[tuple[InferenceResponse, bool]] = queue.SimpleQueue()
         call = self._call(lambda *response: responses.put(response), decoupled=decoupled)
         iterator = ResponseIterator(daemon(), call, responses)
@@ -382,12 +371,10 @@ class InferenceRequest:
 
 
 class ResponseIterator:
-    """Iterates over the responses of another model as they arrive; the last may be empty and
-    only marks the end.
-
-    A loop continues where the last one ended. After the last response it begins again with the
-    first, unless there were too many to keep: the memory of their tensors is limited.
-    """
+    """Iterates over the responses of another model as they arrive; the last may be empty and only
+    marks the end. A loop continues where the last one ended. After the last response it begins
+    again with the first, unless there were too many to keep: the memory of their tensors is
+    limited."""
 
     def __init__(
         self,

@@ -81,11 +81,8 @@ class MetricFamily:
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
         """Return the metric with these labels; equal labels share one metric. As in Triton it
-        serves only as long as the model keeps this family.
-
-        Args:
-            buckets: upper bounds, ascending; required for a histogram, not allowed for other kinds.
-        """
+        serves only as long as the model keeps this family. `buckets`: ascending upper bounds, of a
+        histogram only."""
         kind = self._family.kind
         if buckets is None if kind == "histogram" else buckets:
             raise TritonModelException(
@@ -142,11 +139,8 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load or reload a model; return when the load is complete. See `ServerContext.load`.
-
-    Raises:
-        TritonModelException: the load failed, or is not possible here.
-    """
+    """Load or reload a model; return when the load is complete. See `ServerContext.load`. Raises
+    TritonModelException where it failed, or is not possible here."""
     name, override = text(model_name, "model_name"), text(config, "config")
     link = replying_daemon()
     contents = _contents(name, files)

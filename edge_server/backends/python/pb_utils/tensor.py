@@ -122,11 +122,9 @@ _UINT, _BFLOAT = 1, 4
 
 
 class PbTensor:
-    """`pb_utils.Tensor`: a named array on the host.
-
-    An input's array lies in memory that the daemon shares with this process. The model owns the
-    array: it may be written to, and stays valid as long as it is referenced.
-    """
+    """`pb_utils.Tensor`: a named array on the host. That of an input lies in memory that the daemon
+    shares with this process; the model may write to it, and it stays valid as long as it is
+    referenced."""
 
     def __init__(self, name: str, numpy_array: np.ndarray[Any, Any]) -> None:
         if not isinstance(numpy_array, np.ndarray):
