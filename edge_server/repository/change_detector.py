@@ -134,19 +134,11 @@ class ChangeDetector:
 
     A change is complete at once if the model was renamed into place, or if its manifest.json names
     exactly the files that are there. Any other change is complete after two scans, and all scans
-    during the window, have found the same set of (path, size, mtime, inode, ctime). Times are
-    compared only with each other, never with a clock: an older file is a change, too.
+    during `window_s`, have found the same set of (path, size, mtime, inode, ctime). Times are never
+    compared with a clock: an older file is a change, too.
 
     A missing model counts as removed only if its repository can be read and holds other models,
-    because a repository that is not mounted looks empty.
-
-    Each change is reported once; its outcome does not matter.
-
-    Args:
-        window_s: the time, in seconds, that a file set must stay the same.
-        read_manifest: reads the manifest of a tree that has one; raises ModelConfigError if the
-            manifest is invalid.
-    """
+    because a repository that is not mounted looks empty. Each change is reported once."""
 
     def __init__(self, window_s: float, read_manifest: ReadManifest) -> None:
         self._window_s = window_s

@@ -121,12 +121,9 @@ def hashed(
 def reading(
     tree: ModelTree, seen: SeenFile
 ) -> Iterator[tuple[Callable[[int], bytes], os.stat_result]]:
-    """Open one file of `tree`; yield the function that reads its next bytes, and its status.
-
-    Raises:
-        TornModel: the file differs from the scanned one, or changed before the end of the block.
-        ModelConfigError: the file cannot be read.
-    """
+    """Open one file of `tree`; yield the function that reads its next bytes, and its status. Raises
+    TornModel where it differs from the scanned one, or changed before the end of the block;
+    ModelConfigError where it cannot be read."""
     left = seen.size
 
     def read(most: int) -> bytes:
@@ -249,12 +246,9 @@ def _sha256(start: str, files: Mapping[str, ManifestFile], empty: tuple[str, ...
 
 
 class PrivateDirectory:
-    """A directory that no other process changes, locked, in `TMPDIR` or else in /var/tmp.
-
-    The directory is created at first use and removed at close. /tmp is in memory on many systems,
-    and too small for models. The next process removes the directory of a killed one. Because the
-    directory is locked, systemd-tmpfiles does not remove it.
-    """
+    """A directory that no other process changes, locked, in `TMPDIR` or else in /var/tmp, as /tmp
+    is in memory on many systems. It is created at first use and removed at close; the next process
+    removes that of a killed one. Because it is locked, systemd-tmpfiles does not remove it."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()

@@ -43,12 +43,8 @@ _LOCK = "lock"
 
 
 class KeptCopy(msgspec.Struct, frozen=True):
-    """A copy that served.
-
-    Attributes:
-        key: the name of the copy's directory in the store.
-        turn: a number greater than that of every copy that served before; 0 until the copy serves.
-    """
+    """A copy that served; `key` names its directory in the store. `turn` is greater than that of
+    every copy that served before; 0 until it serves."""
 
     digest: str
     key: str
@@ -72,12 +68,9 @@ class ChannelMark(msgspec.Struct, frozen=True):
     """What is known of a channel over restarts.
 
     Attributes:
-        index: the newest index that was accepted, whose serial is the least that counts; empty
-            before the first.
-        placed: the digest of the content that was last placed in a repository for it.
-        since_s: when that was, of `time.time()`.
-        outcome: what became of it, as it was last reported; empty while that is open.
-    """
+        index: the newest index that was accepted, whose serial is the least that counts.
+        placed: the digest of the content that was last placed in a repository for it, at `since_s`.
+        outcome: what became of it, as it was last reported; empty while that is open."""
 
     index: str = ""
     placed: str = ""
@@ -90,13 +83,11 @@ class StoreState(msgspec.Struct, frozen=True):
 
     Attributes:
         models: name → the copies that served, newest first; the first is the last known good.
-        quarantined: digest → the reason of its quarantine.
-        quarantined_as: digest → the name of the model that had this content.
+        quarantined, quarantined_as: digest → the reason, and the name of the model that had it.
         deaths: digest → the deaths during its loads since the last successful load.
         repositories: the repositories of these models, sorted; empty if not known yet.
         elsewhere: the states for other sets of repositories, the last used first.
-        channels: name of a channel → what is known of it, whatever the repositories.
-    """
+        channels: name of a channel → what is known of it, whatever the repositories."""
 
     models: dict[str, tuple[KeptCopy, ...]] = {}
     quarantined: dict[str, str] = {}

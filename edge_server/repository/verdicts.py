@@ -299,19 +299,10 @@ def release(
     timeout_s: float = RELEASE_TIMEOUT_S,
     sleep: Callable[[float], object] = time.sleep,
 ) -> dict[str, bool]:
-    """Release the quarantined content of model `name` whose digest begins with `digest`.
-
-    Args: digest: the beginning of the digest; empty releases all content of the model.
-
-    Returns:
-        Digest → whether a daemon has released it already; otherwise the next daemon that opens the
-        store does.
-
-    Raises:
-        NotFound: no such content is quarantined.
-        SettingsError: the store cannot be read or written.
-        InternalError: no daemon of this version has opened the store.
-    """
+    """Release the quarantined content of model `name` whose digest begins with `digest`; empty is
+    all of the model. Returns digest → whether a daemon has released it already; otherwise the next
+    one that opens the store does. Raises NotFound where there is none; InternalError where no
+    daemon of this version has opened the store."""
     wanted = [
         held.digest
         for held in quarantined_in(store)

@@ -70,15 +70,10 @@ ONNX_NAME = "model.onnx"
 
 
 class PlanSource:
-    """Finds the plan of one model version.
-
-    A plan's side-car must match this device and the placement; a plan without a side-car is left to
-    TensorRT to judge. With `auto_build`, a plan that does not fit or is missing is built from the
-    ONNX file beside it, in a separate process, and cached. Nothing here imports TensorRT.
-
-    Args:
-        builds: False refuses to build, for a load that must not take minutes.
-    """
+    """Finds the plan of one model version, whose side-car must match this device and the placement;
+    a plan without one is left to TensorRT to judge. With `auto_build`, a plan that does not fit or
+    is missing is built from the ONNX file beside it, in a separate process, and cached; not where
+    `builds` is False, for a load that must not take minutes. Nothing here imports TensorRT."""
 
     def __init__(
         self,
@@ -102,13 +97,8 @@ class PlanSource:
         self, facts: DeviceFacts, placement: Placement, *, retry: bool = False
     ) -> tuple[Path, int | None]:
         """Return the plan for `placement` on the device of `facts`, and the NVDLA core to load it
-        for; None is the GPU.
-
-        Raises:
-            ModelConfigError: no plan fits; the text gives the reason and the remedy.
-            Unavailable: the NVDLA core does not exist, or a plan could not, or may not, be built
-                now.
-        """
+        for; None is the GPU. Raises ModelConfigError where no plan fits; Unavailable where the
+        NVDLA core does not exist, or a plan could not, or may not, be built now."""
         plan, core, faults = self._check(facts, placement)
         if not faults:
             self._warn(plan, facts)
@@ -126,11 +116,8 @@ class PlanSource:
         return built, core
 
     def refresh(self, facts: DeviceFacts, placement: Placement) -> tuple[Path, bool]:
-        """Return a plan that fits `placement`, and whether it was built now.
-
-        With `auto_build` it is the one that `find` will return, from the cache; otherwise it is
-        built in the version directory.
-        """
+        """Return a plan that fits `placement`, and whether it was built now: with `auto_build` the
+        one that `find` will return, from the cache; else in the version directory."""
         if self._parameters.auto_build:
             plan, _ = self.find(facts, placement, retry=True)
             return plan, plan in self._new
@@ -151,12 +138,8 @@ class PlanSource:
         self, refused: Path, facts: DeviceFacts, core: int | None, why: ModelConfigError
     ) -> Path:
         """Return a replacement where TensorRT refused the plan `refused`, though its side-car
-        matches.
-
-        Raises:
-            ModelConfigError: no ONNX file is there to build from, or the plan was built just now.
-            Unavailable: the plan could not be built now.
-        """
+        matches. Raises ModelConfigError without an ONNX file, or for a plan that was built just
+        now."""
         if not self._parameters.auto_build or refused in self._new:
             raise why
         require_path(self._onnx, self._model)

@@ -52,17 +52,11 @@ def facts_of(device: Device) -> DeviceFacts:
 
 
 class Engine:
-    """One loaded plan with its own runtime, as a runtime belongs to one NVDLA core.
-
-    Each GPU loads one plan at a time: the plan's bytes and the engine are in memory at once.
-
-    Args:
-        device: an open one: without a driver, even the destructor of TensorRT's runtime fails.
-
-    Raises:
-        ModelConfigError: TensorRT refuses the plan; with TensorRT's text.
-        Unavailable: TensorRT makes no runtime, or the NVDLA core does not exist.
-    """
+    """One loaded plan with its own runtime, as a runtime belongs to one NVDLA core. Each GPU loads
+    one plan at a time: the plan's bytes and the engine are in memory at once. `device` is open:
+    without a driver, even the destructor of TensorRT's runtime fails. Raises ModelConfigError where
+    TensorRT refuses the plan; Unavailable where it makes no runtime, or the NVDLA core does not
+    exist."""
 
     def __init__(self, device: Device, plan: Path, dla_core: int | None, model: str) -> None:
         self.device = device
@@ -205,12 +199,9 @@ def _shapes(engine: trt.ICudaEngine, name: str, profile: int) -> Range:
 
 
 class TrtLog:
-    """The last errors that TensorRT logged in this process.
-
-    Attributes:
-        on_message: called with the level (ERROR, WARNING or INFO) and the text of each message, on
-            any thread, also within TensorRT's own calls.
-    """
+    """The last errors that TensorRT logged in this process. `on_message` is called with the level
+    (ERROR, WARNING or INFO) and the text of each message, on any thread, also within TensorRT's own
+    calls."""
 
     def __init__(self) -> None:
         self._errors: deque[tuple[int, str]] = deque(maxlen=_KEPT)

@@ -46,13 +46,8 @@ _USUAL_BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 
 @dataclass(frozen=True)
 class GraphShapes:
-    """The shapes that one graph is captured for.
-
-    Attributes:
-        shapes: every input, batch dimension included.
-        least_rows: the smallest batch that it may serve, with the rest of its rows 0; of another
-            shape it serves this one only.
-    """
+    """The shapes of every input, batch dimension included, that one graph is captured for, and the
+    smallest batch that it may serve, with the rest of its rows 0."""
 
     shapes: Shapes
     least_rows: int
@@ -68,11 +63,7 @@ class GraphShapes:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A recorded run of fixed shapes on fixed memory.
-
-    Attributes:
-        context: the run's own context, if it has one.
-    """
+    """A recorded run of fixed shapes on fixed memory, with its own context, if it has one."""
 
     wanted: GraphShapes
     graph: Graph
@@ -81,11 +72,8 @@ class RecordedRun:
 
 
 class Graphs:
-    """The recorded runs of an instance.
-
-    Args:
-        failure: why there are none, though they are wanted.
-    """
+    """The recorded runs of an instance; `failure` says why there are none, though they are
+    wanted."""
 
     def __init__(self, runs: Sequence[RecordedRun] = (), failure: str = "") -> None:
         self._runs = list(runs)
@@ -117,11 +105,9 @@ def record(
     wanted: Sequence[GraphShapes],
     name: str,
 ) -> Graphs:
-    """Record all of `wanted`; if one cannot be recorded, record none and log one line.
-
-    A context must stay unchanged once a run of it is recorded, so each run has its own context; a
-    plan of fixed shapes never changes its context and uses `context`.
-    """
+    """Record all of `wanted`; if one cannot be recorded, record none and log one line. A context
+    must stay unchanged once a run of it is recorded, so each run has its own; a plan of fixed
+    shapes never changes its context and uses `context`."""
     runs: list[RecordedRun] = []
     try:
         if buffers.host:
@@ -170,12 +156,9 @@ def _recorded(
 def graph_shapes(
     config: ModelConfig, io: PlanIO, profiles: Sequence[int]
 ) -> tuple[GraphShapes, ...]:
-    """Return the graphs to capture, smaller batches first.
-
-    Without a `graph_spec` the batch sizes are the preferred ones, or Triton's default, in each of
-    `profiles`; other free dimensions have the profile's optimal sizes. Shapes that no profile
-    accepts are left out.
-    """
+    """Return the graphs to capture, smaller batches first. Without a `graph_spec` the batch sizes
+    are the preferred ones, or Triton's default, in each of `profiles`, with their optimal sizes.
+    Shapes that no profile accepts are left out."""
     specs = config.message.optimization.cuda.graph_spec
     if specs:
         wanted = [_spec(config, io, spec, profiles) for spec in specs]
@@ -282,15 +265,9 @@ def _fault(config: ModelConfig, text: str) -> ModelConfigError:
 
 
 class PlanInstance:
-    """Runs batches, one after the other, on its own stream.
-
-    All requests of a batch are one run. Responses on the device are sent as soon as the run is
-    enqueued: only the next run and the readers wait for it then, and no duration of such a run is
-    reported.
-
-    Args:
-        owns_engine: the engine closes with the instance.
-    """
+    """Runs batches, one after the other, on its own stream. All requests of a batch are one run.
+    Responses on the device are sent as soon as the run is enqueued: only the next run and the
+    readers wait for it then, and no duration of such a run is reported."""
 
     def __init__(
         self,
@@ -486,13 +463,10 @@ class Run:
 
     Attributes:
         rows: of the whole batch; 0 where the model does not batch.
-        shapes: input → shape of the whole batch.
-        on_device: all requests accept them on the device.
+        on_device: all requests accept outputs on the device.
         read: device arrays that the run reads in place.
         output_shapes: output → shape; set when it is known.
-        device_outputs: outputs that stay on the device.
-        host_outputs: outputs on the host.
-    """
+        device_outputs, host_outputs: those that stay on the device, and those on the host."""
 
     def __init__(self, requests: Sequence[ExecuteRequest], *, batched: bool) -> None:
         self.requests = requests
@@ -513,11 +487,8 @@ class Run:
         self.host_outputs: dict[str, NDArray[Any]] = {}
 
     def responses(self, uncounted: frozenset[str]) -> list[Tensors]:
-        """Return each request's part of the outputs.
-
-        Args:
-            uncounted: outputs that reached the host without a copy.
-        """
+        """Return each request's part of the outputs; the `uncounted` ones reached the host without
+        a copy."""
         made: dict[str, Any] = {**self.host_outputs, **self.device_outputs}
         if len(self.requests) == 1:
             split = {name: [array] for name, array in made.items()}

@@ -42,14 +42,8 @@ class StagingBuffer:
     """Device memory for one tensor, with its counterpart on the host.
 
     Where the GPU accesses the host's memory both are the same (mapped pinned memory), and no copy
-    is made. Otherwise pinned memory stands beside the device memory, for asynchronous copies.
-
-    Args:
-        pinned: False copies directly from and to the caller's array.
-
-    Attributes:
-        host: the host's view; None without host memory of its own.
-    """
+    is made. Otherwise pinned memory stands beside the device memory, for asynchronous copies; if
+    not `pinned`, copies go directly from and to the caller's array, and `host` is None."""
 
     def __init__(self, device: Device, nbytes: int, *, mapped: bool, pinned: bool) -> None:
         self._device = device
@@ -82,11 +76,8 @@ class StagingBuffer:
 
 
 class InputSlot:
-    """Gathers the requests' parts of one input at the address that TensorRT reads.
-
-    Args:
-        staging: has the size of the largest batch of any profile.
-    """
+    """Gathers the requests' parts of one input at the address that TensorRT reads; `staging` has
+    the size of the largest batch of any profile."""
 
     def __init__(
         self, name: str, device: Device, dtype: np.dtype[Any], staging: StagingBuffer
@@ -115,10 +106,8 @@ class InputSlot:
         stream.fill(self._staging.span(0, self._staging.nbytes))
 
     def in_place(self, requests: Sequence[ExecuteRequest], stream: Stream) -> CudaArray | None:
-        """Return the batch's only part if it already lies on the device and can be read in place.
-
-        `stream` waits for the stream that writes it.
-        """
+        """Return the batch's only part if it already lies on the device and can be read in place;
+        `stream` waits for the stream that writes it."""
         if len(requests) > 1:
             return None
         array = self._on_device(requests[0])
@@ -129,11 +118,8 @@ class InputSlot:
         return array
 
     def gather(self, requests: Sequence[ExecuteRequest], stream: Stream) -> list[CudaArray]:
-        """Copy all parts, one behind the other, to `pointer`.
-
-        Returns:
-            The arrays that are read on the device: mark them read by this run.
-        """
+        """Copy all parts, one behind the other, to `pointer`; return the arrays that are read on
+        the device, which are to be marked as read by this run."""
         staging = self._staging
         read: list[CudaArray] = []
         begin = copied_to = 0
@@ -183,13 +169,9 @@ class InputSlot:
 
 
 class OutputSlot:
-    """Memory for one output, and the copies out of it.
-
-    Args:
-        staging: has the size of the largest output for any profile's inputs; a larger output gets
-            more memory.
-        pool: for outputs that stay on the device.
-    """
+    """Memory for one output, and the copies out of it. `staging` has the size of the largest output
+    for any profile's inputs; a larger output gets more memory. `pool` is for what stays on the
+    device."""
 
     def __init__(self, dtype: np.dtype[Any], staging: StagingBuffer, pool: BufferPool) -> None:
         self.dtype = dtype
@@ -251,13 +233,9 @@ class OutputSlot:
 
 
 class Context:
-    """Runs a plan on one stream, one batch after the other; for one thread at a time.
-
-    Its settings persist: a model of fixed shapes is set once.
-
-    Args:
-        ahead: for runs of another priority than that of `stream`, in whose order they stay.
-    """
+    """Runs a plan on one stream, one batch after the other; for one thread at a time. Its settings
+    persist: a model of fixed shapes is set once. `ahead` is for runs of another priority than that
+    of `stream`, in whose order they stay."""
 
     def __init__(
         self, engine: Engine, stream: Stream, name: str, ahead: PriorityStream | None = None
@@ -327,12 +305,8 @@ class Context:
             raise InternalError(f"{self._name}: TensorRT takes no allocator for '{name}'")
 
     def enqueue(self) -> None:
-        """Enqueue one run on the stream; return before it is done.
-
-        Raises:
-            DeviceLost: the GPU fails every call.
-            InternalError: TensorRT refused; with TensorRT's text.
-        """
+        """Enqueue one run on the stream; return before it is done. Raises DeviceLost where the GPU
+        fails every call, InternalError with TensorRT's text."""
         if self._ahead is None:
             self.enqueue_here()
             return
@@ -403,9 +377,7 @@ class Context:
 
 class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
     """Gives TensorRT memory for one output while it runs, and keeps the memory for the next run.
-
-    TensorRT calls it in the middle of a run, so no method raises.
-    """
+    TensorRT calls it in the middle of a run, so no method raises."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -456,14 +428,9 @@ _LEAST_POOL_BYTES = 1 << 20
 
 @dataclass
 class IoBuffers:
-    """The buffers of one instance's tensors.
-
-    Attributes:
-        inputs, outputs: on the device, or mapped into it.
-        host: tensors that TensorRT reads and writes on the host.
-        allocators: of outputs whose size only the run determines.
-        pool: of outputs that stay on the device.
-    """
+    """The buffers of one instance's tensors: on the device, or mapped into it; on the `host`, where
+    TensorRT reads and writes them there; the `allocators` of outputs whose size only the run
+    determines; and the `pool` of outputs that stay on the device."""
 
     inputs: dict[str, InputSlot]
     outputs: dict[str, OutputSlot]

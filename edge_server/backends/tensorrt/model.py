@@ -32,11 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class PlanModel(Model):
-    """A plan on every GPU and NVDLA core that runs instances of it.
-
-    The plan is loaded once per GPU or core; once per instance where TensorRT requires that, see
-    `Engine.shares_profiles`.
-    """
+    """A plan on every GPU and NVDLA core that runs instances of it, loaded once on each; once per
+    instance where TensorRT requires that, see `Engine.shares_profiles`."""
 
     def __init__(
         self,
@@ -58,12 +55,9 @@ class PlanModel(Model):
         self._without_graphs: dict[str, str] = {}
 
     def make_instance(self, name: str, placement: Placement) -> PlanInstance:
-        """Load the plan if needed and return an instance.
-
-        Raises:
-            ModelConfigError, Unavailable: the plan cannot be loaded there, differs from the
-            configuration's plan, or lacks the profile.
-        """
+        """Load the plan if needed and return an instance. Raises ModelConfigError or Unavailable
+        where it cannot be loaded there, differs from the configuration's plan, or lacks the
+        profile."""
         if placement.gpu is None:
             raise ModelConfigError(NOT_ON_A_GPU.format(model=self._config.name))
         engine, is_own = self._engine(placement)

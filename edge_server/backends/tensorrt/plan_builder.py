@@ -55,12 +55,8 @@ def build_plan(
     gpu: BareGpu | None,
     on_event: OnEvent,
 ) -> PlanBuilt:
-    """Write the plan of `job` to its `out`; return the data of its side-car.
-
-    Args:
-        gpu: None without a GPU: TensorRT then refuses by itself; its desktop edition (TensorRT-RTX)
-            does not.
-    """
+    """Write the plan of `job` to its `out`; return the data of its side-car. Without a GPU TensorRT
+    refuses by itself; its desktop edition (TensorRT-RTX) does not."""
     began = time.monotonic()
     options, version, timings = job.options, version_here(), Path(job.timing_cache)
     typed = is_typed(options, version)
@@ -270,10 +266,8 @@ def _errors() -> str:
 
 
 def _set_monitor(config: trt.IBuilderConfig, on_event: OnEvent) -> Any:
-    """Report progress to `on_event`; None before TensorRT 10.
-
-    TensorRT does not own the monitor: hold the returned object until the plan is built.
-    """
+    """Report progress to `on_event`; None before TensorRT 10, which does not own the monitor: hold
+    the returned object until the plan is built."""
     if not hasattr(trt, "IProgressMonitor"):
         return None
 
@@ -420,15 +414,10 @@ def _is_quantised(network: trt.INetworkDefinition) -> bool:
 
 
 class Samples:
-    """Typical inputs of a network, one batch after the other.
-
-    A network of one input has `DIR/*.npy`, one of several `DIR/<input>/*.npy`: the first files of
-    all inputs form the first batch, then the second files. A file holds an input's array, batch
-    dimension included; a batch of one may lack its batch dimension, which is then added.
-
-    Args:
-        wanted: input → its shape during calibration, and its numpy type.
-    """
+    """Typical inputs of a network, one batch after the other. A network of one input has
+    `DIR/*.npy`, one of several `DIR/<input>/*.npy`: the first files of all inputs form the first
+    batch. A batch of one may lack its batch dimension. `wanted`: input → its shape during
+    calibration, and its numpy type."""
 
     def __init__(self, directory: Path, wanted: Mapping[str, tuple[Shape, np.dtype[Any]]]) -> None:
         self._wanted = wanted
@@ -468,10 +457,8 @@ class Samples:
 
 def make_calibrator(samples: Samples, gpu: BareGpu) -> Any:
     """Return the calibrator that feeds `samples` to TensorRT; None if TensorRT has no calibration.
-
-    The builder configuration does not own the calibrator: hold it until the plan is built. Its
-    `failure` is the exception that a sample raised, or None.
-    """
+    Hold it until the plan is built. Its `failure` is the exception that a sample raised, or
+    None."""
     if not hasattr(trt, "IInt8EntropyCalibrator2"):
         return None
 

@@ -70,12 +70,9 @@ Build = Callable[[BuildJob, OnEvent], PlanBuilt]
 
 
 class PlanCache:
-    """Plans by ONNX file, options and device; any file may be removed at any time.
-
-    Args:
-        max_bytes: maximum size of all plans; the least recently used plans are removed first.
-        free: returns the space that is free beyond what plans leave on their disk.
-    """
+    """Plans by ONNX file, options and device; any file may be removed at any time. Of more than
+    `max_bytes` the least recently used are removed first. `free` returns the space that is free
+    beyond what plans leave on their disk."""
 
     def __init__(
         self,
@@ -142,10 +139,7 @@ class PlanCache:
 
     def make_room(self, plan: Path, onnx: Path) -> None:
         """Make room for `plan`, which is about as large as `onnx`: better now than after minutes.
-
-        Raises:
-            Unavailable: the disk is full, of other files than plans.
-        """
+        Raises Unavailable where the disk is full, of other files than plans."""
         self.prune(plan, onnx.stat().st_size)
         if reason := self.shortage(onnx):
             raise Unavailable(reason)
@@ -163,15 +157,8 @@ class PlanCache:
 
 @contextmanager
 def build_lock(on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the device's build lock; wait while another build holds it.
-
-    Args:
-        on_wait: called once, if another process or thread holds the lock.
-
-    Raises:
-        GivenUp: nobody wants the build any more; see `while_wanted`.
-        InternalError: the system allows no lock.
-    """
+    """Hold the device's build lock; wait while another build holds it, and call `on_wait` once.
+    Raises GivenUp of `require_wanted`; InternalError where the system allows no lock."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         waited = False
         while True:
@@ -205,11 +192,8 @@ def ensure_plan(
     retry: bool = False,
 ) -> tuple[Path, bool]:
     """Return a plan of `onnx` for this device, from `cache` or built into it, which takes minutes;
-    and whether it was built now.
-
-    One plan is built at a time on a device; after the wait a caller takes the plan that the other
-    build has cached, if it fits.
-    """
+    and whether it was built now. One plan is built at a time; after the wait a caller takes the
+    plan that the other build has cached, if it fits."""
     if (found := cache.find(onnx, options, facts, model)) is not None:
         return found, False
     plan = cache.place(onnx, options, facts)
@@ -302,11 +286,8 @@ def make_plan(
     timing_cache: Path | None = None,
 ) -> SideCar:
     """Build `plan` from `onnx` and write its side-car; the earlier plan stays until both are
-    complete.
-
-    Each file replaces its predecessor atomically. A power cut may fall between the two: the
-    side-car's digest then no longer matches the plan.
-    """
+    complete. Each file replaces its predecessor atomically. After a power cut between the two the
+    side-car's digest does not match the plan."""
     onnx, plan = onnx.absolute(), plan.absolute()
     written = plan.with_name(_WRITTEN.format(plan.name, os.getpid()))
     onnx_sha256 = sha256_of(onnx)
@@ -394,12 +375,9 @@ def note_failure(plan: Path, error: EdgeServerError) -> None:
 
 
 def check_not_failed(plan: Path, model: str) -> None:
-    """Check that no build of `plan` has failed that should not be repeated yet.
-
-    Raises:
-        ModelConfigError: TensorRT refused the ONNX file or the options.
-        Unavailable: the build failed less than `RETRY_S` ago, in this boot.
-    """
+    """Check that no build of `plan` has failed that should not be repeated yet. Raises
+    ModelConfigError where TensorRT refused the ONNX file or the options; Unavailable less than
+    `RETRY_S` after a failure, in this boot."""
     try:
         failed = msgspec.json.decode(plan.with_name(_NAME).read_bytes(), type=_Failed)
     except (OSError, ValueError):

@@ -81,11 +81,8 @@ class Options:
         graphs: batches of many shapes run as CUDA graphs, where possible.
         graph_if_fixed: so does a plan of fixed shapes, by default.
         busy_wait: a thread that waits for the GPU busy-waits instead of sleeping.
-        priority: of the runs among all work of the GPU; empty is the default. Recorded runs always
-            have the default.
-        copy_stream: outputs are copied to the host on a separate stream.
-        batched: tensors have a leading batch dimension.
-    """
+        priority: of the runs among all work of the GPU; recorded runs always have the default.
+        copy_stream: outputs are copied to the host on a separate stream."""
 
     mapped: bool = True
     pinned_inputs: bool = True
@@ -119,12 +116,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlanIO:
-    """The tensors of a plan in its order, and the ranges of its optimisation profiles.
-
-    Attributes:
-        profiles: input → its range, of each profile; only inputs with a free dimension, and those
-            that hold a shape, whose values the range bounds.
-    """
+    """The tensors of a plan in its order, and of each optimisation profile input → its range; only
+    of inputs with a free dimension, and those that hold a shape, whose values the range bounds."""
 
     tensors: tuple[PlanTensor, ...]
     profiles: tuple[Mapping[str, Range], ...] = ()
@@ -161,13 +154,9 @@ class PlanIO:
 def free_over_profiles(
     tensors: Sequence[PlanTensor], profiles: Sequence[Mapping[str, Range]]
 ) -> tuple[PlanTensor, ...]:
-    """Return `tensors` with -1 where profiles differ.
-
-    TensorRT 8.6 tells the shapes of the first profile, with 1 for a batch that this one fixes.
-
-    Args:
-        profiles: every input → its range, of each profile; of outputs the batch alone is known.
-    """
+    """Return `tensors` with -1 where profiles, with ranges of every input, differ: TensorRT 8.6
+    tells the shapes of the first profile, with 1 for a batch that this one fixes. Of outputs the
+    batch alone is known."""
 
     def shape(tensor: PlanTensor) -> tuple[int, ...]:
         if tensor.name not in profiles[0]:
@@ -201,15 +190,9 @@ class ProfileChoice:
         self._instance = instance
 
     def of(self, sizes: Shapes) -> int:
-        """Return the profile whose optimal shapes are nearest to `sizes`, by the sum of the
-        differences; the first of equally near profiles.
-
-        Args:
-            sizes: input → shape, or the values of an input that holds a shape.
-
-        Raises:
-            InvalidRequest: no profile accepts `sizes`; the text gives the first profile's range.
-        """
+        """Return the profile whose optimal shapes are nearest to `sizes` (input → shape, or the
+        values of one that holds a shape), by the sum of the differences; the first of equally near
+        profiles. Raises InvalidRequest where none accepts them."""
         fitting = [
             (_distance(ranges, sizes), index)
             for index, ranges in self._ranges
@@ -253,14 +236,10 @@ def _misfit(ranges: Mapping[str, Range], sizes: Shapes) -> tuple[str, str] | Non
 
 
 def agreed(files: ModelFiles, config: ModelConfig, io: PlanIO) -> ModelConfig:
-    """Return `config` completed from the plan, with the given fields checked against the plan.
-
-    A plan supports batches where the first dimension of each of its tensors is free; a model
-    without `max_batch_size` then gets the largest batch among the profiles of its instances.
-
-    Raises:
-        ModelConfigError: plan and configuration disagree, or the plan has an unsupported feature.
-    """
+    """Return `config` completed from the plan, with the given fields checked against the plan. A
+    plan supports batches where the first dimension of each of its tensors is free; a model without
+    `max_batch_size` then gets the largest batch among the profiles of its instances. Raises
+    ModelConfigError where both disagree, or the plan has an unsupported feature."""
     return _PlanCheck(files, config, io).config()
 
 

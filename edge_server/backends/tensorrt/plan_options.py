@@ -41,10 +41,8 @@ WORKSPACE_MIB = 1024
 
 @dataclass(frozen=True)
 class GivenShapes:
-    """One optimisation profile, as far as it is given: input → shape.
-
-    For an input that holds a shape, its values take the place of its own shape.
-    """
+    """One optimisation profile, as far as it is given: input → shape, or the values of an input
+    that holds a shape."""
 
     min: Shapes = field(default_factory=dict)
     opt: Shapes = field(default_factory=dict)
@@ -61,15 +59,12 @@ class BuildOptions:
         strongly_typed: on TensorRT 10; 11 has no other mode, 8 lacks it.
         max_batch_size: the model's; 0 where its shapes have no batch dimension.
         dims: input → its dims in the configuration, with -1 for the batch if the model batches.
-        profiles: the given shapes of each optimisation profile; if empty, one profile accepts every
-            shape that the configuration allows.
+        profiles: if empty, one profile accepts every shape that the configuration allows.
         dla_core: the NVDLA core to build for; None is the GPU.
-        gpu_fallback: layers that NVDLA does not support may run on the GPU.
-        max_gpu_layers: maximum number of such layers; None is unlimited.
-        workspace_mib: memory that a layer may use beside its tensors, during the build and at run
-            time.
-        calibration: a directory of samples for INT8, or empty.
-    """
+        gpu_fallback, max_gpu_layers: layers that NVDLA does not support may run on the GPU, at most
+            so many; None is unlimited.
+        workspace_mib: memory that a layer may use beside its tensors.
+        calibration: a directory of samples for INT8, or empty."""
 
     precision: Precision = "fp32"
     strongly_typed: bool = False
@@ -89,14 +84,11 @@ class BuildOptions:
 
 
 def build_options_of(config: ModelConfig) -> BuildOptions:
-    """Return the build options in `config`: its shapes, its NVDLA core, and its parameters
-    `plan_…`.
-
-    `instance_group.secondary_devices` of kind KIND_NVDLA names cores. The parameters are
-    `plan_precision` (fp32, fp16, int8), `plan_strongly_typed`, `plan_min`, `plan_opt`, `plan_max`
+    """Return the build options in `config`: its shapes, its NVDLA core
+    (`instance_group.secondary_devices` of kind KIND_NVDLA), and its parameters `plan_precision`
+    (fp32, fp16, int8), `plan_strongly_typed`, `plan_min`, `plan_opt`, `plan_max`
     (`input:1x3x360x640,other:4`; with a `;` between profiles), `plan_workspace_mib` and
-    `plan_max_gpu_layers`.
-    """
+    `plan_max_gpu_layers`."""
     parameters = config.parameters
     cores = [g.dla_core for g in config.instance_groups if g.dla_core is not None]
     try:
@@ -133,16 +125,10 @@ def network_of(
 ) -> tuple[Path, BuildOptions]:
     """Return the ONNX file that a plan of `options` is built of, and the options to build it with.
 
-    A precision that TensorRT does not make of the network itself may be delivered beside it:
-    `model_int8.onnx` has Q/DQ nodes, and `model_fp16.onnx` the types for TensorRT 11.
-
-    Args:
-        onnx: the network as it was trained.
-        version: of TensorRT.
-
-    Raises:
-        ModelConfigError: that file says that it was made of another network.
-    """
+    A precision that TensorRT of that version does not make of the network `onnx` itself may be
+    delivered beside it: `model_int8.onnx` has Q/DQ nodes, and `model_fp16.onnx` the types for
+    TensorRT 11. Raises ModelConfigError where that file says that it was made of another
+    network."""
     beside = precision_file(onnx, options.precision)
     by_file = not options.calibration if options.precision == "int8" else version >= TYPED_SINCE
     if options.precision == "fp32" or not by_file or not beside.is_file():
@@ -213,12 +199,8 @@ def _number(parameters: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True)
 class NetworkInput:
-    """One input of a parsed network.
-
-    Attributes:
-        shape: -1 where any size is allowed.
-        holds_shape: its values are sizes; a profile then bounds the values.
-    """
+    """One input of a parsed network, with -1 where any size is allowed; a profile bounds the
+    values, which are sizes, of one that `holds_shape`."""
 
     name: str
     shape: Shape
@@ -239,12 +221,9 @@ Profile = Mapping[str, Range]
 
 def profiles_for(inputs: Sequence[NetworkInput], options: BuildOptions) -> tuple[Profile, ...]:
     """Return a range for every input that has a free dimension or holds a shape; empty without such
-    inputs.
-
-    A missing shape comes from the configuration: a batch from 1 to the model's `max_batch_size`,
-    optimal at the maximum, other dimensions from its dims. A range given in part is filled with its
-    given sizes.
-    """
+    inputs. A missing shape comes from the configuration: a batch from 1 to `max_batch_size`, where
+    it is fastest, other dimensions from its dims. A range given in part is filled with its given
+    sizes."""
     _check_names(inputs, options)
     free = [i for i in inputs if i.holds_shape or -1 in i.shape]
     requested = options.profiles or (GivenShapes(),)
@@ -337,13 +316,8 @@ _TO_AND_FROM_DLA = (" to nvm", " from nvm", " copy finish")
 
 @dataclass(frozen=True)
 class Placed:
-    """Placement of an engine's layers.
-
-    Attributes:
-        dla: one name for each part that runs on NVDLA, as one loadable.
-        gpu: names of the layers on the GPU, without changes of layout.
-        reformats: number of layout changes, which occur at the borders between NVDLA and GPU.
-    """
+    """Placement of an engine's layers: the parts that run on NVDLA, each as one loadable, the
+    layers on the GPU, and the number of layout changes at the borders between both."""
 
     dla: tuple[str, ...] = ()
     gpu: tuple[str, ...] = ()
@@ -358,10 +332,7 @@ class Placed:
 
 def placed(information: str) -> Placed:
     """Parse the placement from the JSON of `get_engine_information`, in which every field may be
-    missing.
-
-    Layers are objects if the plan was built with detailed verbosity, otherwise bare names.
-    """
+    missing, and layers are bare names but for a plan that was built with detailed verbosity."""
     dla: list[str] = []
     gpu: list[str] = []
     reformats = 0
@@ -431,9 +402,7 @@ class DeviceFacts:
     Attributes:
         multiprocessors: of the GPU: Orin modules of one name differ in their number.
         l4t: Jetson Linux's release: `36.4.7`.
-        dla_cores: number of NVDLA cores that TensorRT reports.
-        reason: why the GPU or TensorRT is missing; empty if both are present.
-    """
+        reason: why the GPU or TensorRT is missing; empty if both are present."""
 
     tensorrt: str = ""
     compute_capability: str = ""
@@ -453,12 +422,8 @@ class DeviceFacts:
 
 
 def full_version(reported: str, load: Callable[[str], Any] = ctypes.CDLL) -> str:
-    """Return TensorRT's version with the build number, which TensorRT compares in plans too.
-
-    Args:
-        reported: the bindings' version, which may leave the build number out: `10.3.0`.
-        load: opens a library by its name.
-    """
+    """Return TensorRT's version with the build number, which TensorRT compares in plans too, and
+    which the bindings' version may leave out: `10.3.0`. `load` opens a library by its name."""
     if reported.count(".") != 2:
         return reported
     try:
@@ -502,8 +467,7 @@ class PlanTensor:
         datatype: the protocol's name, or TensorRT's if the protocol lacks the type.
         shape: -1 where a profile bounds it, or where it depends on the data.
         format: TensorRT's memory layout; empty where only the device determines it.
-        holds_shape: its values are sizes, and it lies on the host.
-    """
+        holds_shape: its values are sizes, and it lies on the host."""
 
     name: str
     is_input: bool
@@ -519,13 +483,10 @@ class SideCar:
 
     Attributes:
         options: the digest of its `BuildOptions`.
-        precision: formats that layers may calculate in; of a strongly typed network, `as the ONNX
-            file`.
-        dla_core: the requested core; None is the GPU alone. The plan runs on any core.
-        profiles: input → its range, for each profile.
+        precision: formats that layers may calculate in; `as the ONNX file` of a typed network.
+        dla_core: the requested core, though the plan runs on any; None is the GPU alone.
         placed: the placement of its layers; None where the build had no device to read it from.
-        trtexec: the equivalent command line.
-    """
+        trtexec: the equivalent command line."""
 
     onnx_sha256: str
     plan_sha256: str
@@ -572,13 +533,10 @@ def encode(side_car: SideCar) -> bytes:
 
 
 def compare(side_car: SideCar, facts: DeviceFacts, model: str) -> list[str]:
-    """Return the reasons why a plan cannot run on the device of `facts`, each with the remedy; an
-    empty list if it can.
-
+    """Return the reasons why a plan cannot run on the device of `facts`, each with the remedy.
     TensorRT's full version and the GPU's architecture must match, as TensorRT itself demands; for
-    NVDLA, whose loadables depend on its firmware, Jetson Linux (36.4.7) must match too, where both
-    are known.
-    """
+    NVDLA, whose loadables depend on its firmware, Jetson Linux (36.4.7) too, where both are
+    known."""
     built = side_car.built_with
     remedy = f"run `edge-server plan build {model}`"
     theirs, ours = _shortest(built.tensorrt, facts.tensorrt)
@@ -625,11 +583,7 @@ def side_car_faults(
     side_car: SideCar, plan: Path, onnx: Path | None, facts: DeviceFacts, model: str
 ) -> list[str]:
     """Return the reasons why `plan` cannot run on the device of `facts`, does not belong to
-    `side_car`, or was not built from `onnx`, each with the remedy; an empty list if all is well.
-
-    Args:
-        onnx: None where only the plan was delivered.
-    """
+    `side_car`, or was not built from `onnx`, if that was delivered, each with the remedy."""
     reasons = compare(side_car, facts, model)
     if reasons:
         return reasons

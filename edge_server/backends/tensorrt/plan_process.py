@@ -44,12 +44,8 @@ _LONGEST_PHASE = 80
 
 
 class BuildJob(msgspec.Struct, frozen=True):
-    """A plan to build.
-
-    Attributes:
-        out: the file that the process writes; the parent moves the plan to its place.
-        timing_cache: a directory of TensorRT's earlier measurements; empty is none.
-    """
+    """A plan to build. The parent moves it from `out` to its place; `timing_cache` is a directory
+    of TensorRT's earlier measurements; empty is none."""
 
     onnx: str
     out: str
@@ -102,10 +98,8 @@ class _Phase:
 
 
 class PhaseTree:
-    """Phases by name; a step of a phase may be a phase itself.
-
-    A phase that starts again begins at 0, and its nested phases have ended.
-    """
+    """Phases by name; a step of a phase may be a phase itself. One that starts again begins at 0,
+    and its nested phases have ended."""
 
     def __init__(self) -> None:
         self._phases: dict[str, _Phase] = {}
@@ -140,11 +134,9 @@ class PhaseTree:
 
 
 class BuildProgress:
-    """Reports each step of a build, and its progress: in the log, and by `on_progress`.
-
-    The log gets a line per tenth of the build; `on_progress` a text per twentieth, and a changed
-    phase at most once a second. The end of the `with` block reports the empty text.
-    """
+    """Reports each step of a build, and its progress: the log gets a line per tenth, `on_progress`
+    a text per twentieth, and a changed phase at most once a second. The end of the `with` block
+    reports the empty text."""
 
     def __init__(
         self,
@@ -205,17 +197,10 @@ LEAVE_FREE_BYTES = 256 << 20
 
 
 def build(job: BuildJob, on_event: OnEvent, memory_limit_bytes: int = 0) -> PlanBuilt:
-    """Build a plan; takes minutes.
-
-    Args:
-        on_event: called with each event of the process, and about twice a second, on this thread.
-        memory_limit_bytes: of the host's memory for the process; 0 is unlimited.
-
-    Raises:
-        EdgeServerError: the failure that the process reported.
-        Cancelled: the process was asked to end.
-        Unavailable: the board's available memory fell below `LEAVE_FREE_BYTES`.
-    """
+    """Build a plan; takes minutes. `on_event` is called with each event of the process, and about
+    twice a second, on this thread. Raises EdgeServerError: what the process reported; Cancelled
+    where it was asked to end; Unavailable where the board's memory fell below
+    `LEAVE_FREE_BYTES`."""
 
     def watch() -> None:
         on_event(Working())

@@ -179,13 +179,10 @@ SLOTS = 3
 
 
 class GpuPreprocess:
-    """An `Instance` with its own stream.
-
-    `execute` responds without waiting for the GPU, and allocates nothing once it has received its
-    largest batch. The kernel reads frames on this GPU in place; host frames are copied into pinned
-    memory, which an integrated GPU reads in place and any other GPU copies again. Only that second
-    copy counts as a copy to the device.
-    """
+    """An `Instance` with its own stream. `execute` responds without waiting for the GPU, and
+    allocates nothing once it has received its largest batch. The kernel reads frames on this GPU in
+    place; host frames are copied into pinned memory, which an integrated GPU reads in place and any
+    other GPU copies again. Only that second copy counts as a copy to the device."""
 
     def __init__(self, name: str, device: Device, module: Module, wanted: Preprocessing) -> None:
         self._device = device
@@ -335,11 +332,8 @@ class GpuPreprocess:
 
 
 class UndistortionOnDevice:
-    """A map in device memory, allocated as long as this object lives.
-
-    Attributes:
-        addresses: of the map's positions and fractions.
-    """
+    """A map in device memory, allocated as long as this object lives; the addresses of its
+    positions and fractions."""
 
     def __init__(self, device: Device, stream: Stream, made: UndistortionMap) -> None:
         tables = [np.ascontiguousarray(made.positions), np.ascontiguousarray(made.fractions)]
@@ -373,11 +367,8 @@ def _tensor(array: CudaArray) -> Tensor:
 
 
 class FrameStaging:
-    """A ring of pinned buffers, for one stream and one thread at a time.
-
-    Attributes:
-        copies: frames are copied to the device, because it cannot read host memory at full speed.
-    """
+    """A ring of pinned buffers, for one stream and one thread at a time. Where the device cannot
+    read host memory at full speed, frames are copied to it."""
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self.copies = not (device.integrated and device.can_map_host_memory)
@@ -388,12 +379,9 @@ class FrameStaging:
         self._on_device: DeviceMemory | None = None
 
     def put(self, frames: Sequence[NDArray[np.uint8]]) -> int:
-        """Stage `frames` one behind the other; return their address for the stream's next work.
-
-        The caller may overwrite the frames after the return. The call waits only where the GPU is
-        `SLOTS` batches behind. Call `read` once the stream has received the work that reads the
-        slot.
-        """
+        """Stage `frames` one behind the other, which may be overwritten after the return; return
+        their address for the stream's next work. The call waits only where the GPU is `SLOTS`
+        batches behind. Call `read` once the stream has received the work that reads the slot."""
         self._slots.append(slot := self._slots.pop(0))
         slot.read.wait()
         nbytes = sum(frame.nbytes for frame in frames)

@@ -43,10 +43,7 @@ _Choice = TypeVar("_Choice", bound=Enum)
 
 class RequestFrames(NamedTuple):
     """The frames of one request, all alike; their size is in px, whatever the array's shape.
-
-    Attributes:
-        region: the part of each frame that is resized; None is not known yet.
-    """
+    `region` is the part of each that is resized; None is not known yet."""
 
     frame_count: int
     pixel_format: PixelFormat
@@ -63,20 +60,15 @@ def frames_of_request(
     default: Colour,
     frame_count: int,
 ) -> RequestFrames:
-    """Return the frames that a request describes.
-
-    Its parameters are `pixel_format`, `color_matrix` and `color_range`; each may be absent. The
-    colours have no effect on BGR.
+    """Return the frames that a request describes with `pixel_format`, `color_matrix` and
+    `color_range`, each of which may be absent; the colours have no effect on BGR.
 
     Args:
         dims: of one frame's array, two or three.
         only: the only pixel format that the model takes; None for any.
         default: colours where the parameters do not name them.
 
-    Raises:
-        ValueError: a parameter is invalid, or contradicts the shape or the model; the text names
-            the remedy.
-    """
+    Raises: ValueError: a parameter is invalid, or contradicts the shape or the model."""
     colour = Colour(
         choice(ColourMatrix, "color_matrix", parameters.get("color_matrix", default.matrix.value)),
         choice(ColourRange, "color_range", parameters.get("color_range", default.range.value)),
@@ -167,14 +159,8 @@ class FrameLens:
 
 @dataclass(frozen=True)
 class FrameParameters:
-    """Pixel format, colours, crop and lens of a model's frames.
-
-    Attributes:
-        pixel_format: the only one that the model takes; None for any.
-        colour: of frames whose request does not describe their colours.
-        crop: region of the frame, or of the undistorted frame, to resize; None for the whole frame.
-        lens: the lens whose distortion is removed; None without undistortion.
-    """
+    """Pixel format (None is any), colours of frames whose request does not describe them, crop (of
+    the undistorted frame where there is a lens) and lens of a model's frames."""
 
     scale: float
     pixel_format: PixelFormat | None
@@ -212,11 +198,8 @@ class Preprocessing:
     Attributes:
         planes: the output for the network, [3,H,W].
         size: the name of the output for the image's size; None without such an output.
-        frame: pixel format, crop and lens of the frames.
         undistortion: one map for lens, crop and resize; None without a lens.
-        most_frames: the maximum number of frames in one batch.
-        batched: tensors have a batch dimension.
-    """
+        most_frames: the maximum number of frames in one batch."""
 
     image: str
     planes: TensorSpec

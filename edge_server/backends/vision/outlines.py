@@ -21,12 +21,8 @@ def suppressed(
     classes: NDArray[np.int64],
     overlap: float,
 ) -> NDArray[np.int64]:
-    """Return the rows that stay, the highest score first.
-
-    Args:
-        boxes: (N, 4) x_min, y_min, x_max, y_max; a box suppresses those of its class that share
-            more than `overlap` of the union with it.
-    """
+    """Return the rows that stay, the highest score first: a box, (N, 4) x_min, y_min, x_max, y_max,
+    suppresses those of its class that share more than `overlap` of the union with it."""
     corners = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
     rows = cv2.dnn.NMSBoxesBatched(
         corners.tolist(), scores.tolist(), classes.tolist(), 0.0, overlap

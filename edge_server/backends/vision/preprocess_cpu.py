@@ -28,17 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class UndistortionMap:
-    """The position in the camera's frame of every network pixel.
+    """The position in the camera's frame of every network pixel: (H, W, 2) int16, column and row,
+    and (H, W) uint16, row fraction << 5 | column fraction, each in 1/32 px.
 
-    One map for undistortion, crop and resize together: each pixel is interpolated once, and the
-    frame is read once. Positions have steps of 1/32 px, as in OpenCV's 8-bit remap of every
-    version; with float maps the results depend on version and processor, with this fixed-point form
-    they do not. Pixels outside the frame are black.
-
-    Attributes:
-        positions: (H, W, 2) int16, the frame's column and row.
-        fractions: (H, W) uint16, row fraction << 5 | column fraction, each in 1/32 px.
-    """
+    One map for undistortion, crop and resize together: each pixel is interpolated once. The
+    fixed-point form is that of OpenCV's 8-bit remap of every version; with float maps the results
+    depend on version and processor. Pixels outside the frame are black."""
 
     positions: NDArray[np.int16]
     fractions: NDArray[np.uint16]
@@ -52,15 +47,10 @@ class UndistortionMap:
         width: int,
         height: int,
     ) -> UndistortionMap:
-        """Return the map that undistorts and resizes `region` of the undistorted frame.
-
-        Args:
-            camera_matrix: (3, 3), of the camera's full frame in px, as cv2.calibrateCamera returns
-                it.
-            distortion: OpenCV's coefficients k1 k2 p1 p2 [k3 ...].
-            region: the network's part of the undistorted frame, in px of the full frame.
-            width, height: the network's size in px.
-        """
+        """Return the map that undistorts and resizes `region` of the undistorted frame, in px of
+        the full frame, to the network's `width` and `height`. `camera_matrix`, (3, 3), is of the
+        full frame, as cv2.calibrateCamera returns it, `distortion` OpenCV's k1 k2 p1 p2 [k3
+        ...]."""
         # Sample centres lie at half pixels, as in the resize.
         step_x, step_y = region.width / width, region.height / height
         network = np.array(camera_matrix, np.float64)
