@@ -131,7 +131,12 @@ def providers_of(
         )
     if on_gpu and "cuda" not in dict(asked):
         asked.append(("cuda", {}))
-    of_cuda = dict(_cuda_options(parameters_of(config, OnnxRuntimeParameters)))
+    own = parameters_of(config, OnnxRuntimeParameters)
+    of_cuda = {
+        name: words[value] if words else str(value)
+        for name, words in _CUDA_WORDS.items()
+        if (value := getattr(own, name)) is not None
+    }
     device = {"device_id": str(placement.gpu or 0)} if on_gpu else {}
     found = []
     for name, parameters in asked:
@@ -181,13 +186,6 @@ def _options(name: str, parameters: Mapping[str, str]) -> Iterator[tuple[str, st
             raise ModelConfigError(
                 f"unknown parameter '{key}' is provided for {shown} Execution Accelerator"
             )
-
-
-def _cuda_options(parameters: OnnxRuntimeParameters) -> Iterator[tuple[str, str]]:
-    """Yield CUDA's options for the model's parameters, whose values are numbers."""
-    for name, words in _CUDA_WORDS.items():
-        if (value := getattr(parameters, name)) is not None:
-            yield name, words[value] if words else str(value)
 
 
 _ONNX_TYPES = {

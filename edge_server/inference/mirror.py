@@ -27,6 +27,7 @@ from edge_server.inference.registry import (
     ModelEntry,
     ModelState,
     Snapshot,
+    close_model,
     innermost,
 )
 from edge_server.inference.request_check import check_request
@@ -145,10 +146,7 @@ class ReplayTarget:
         if self._watch is not None:
             self._watch.ask_to_stop()
         for model in self._models:
-            try:
-                model.close()
-            except Exception:
-                log.exception("model %s: closing version %d failed", model.name, model.version)
+            close_model(model)
 
 
 class _MembersOnly(Snapshot):

@@ -505,7 +505,7 @@ class ModelRegistry:
         )
 
     def _close(self, models: Sequence[LoadedModel]) -> None:
-        side_by_side([partial(_close_one, model) for model in models], "close-model")
+        side_by_side([partial(close_model, model) for model in models], "close-model")
         with self.lock:
             entries = dict(self._current.snapshot.entries)
             for model in models:
@@ -520,7 +520,8 @@ class ModelRegistry:
             self._supersede(entries)
 
 
-def _close_one(model: LoadedModel) -> None:
+def close_model(model: LoadedModel) -> None:
+    """Close `model`; log what its backend raises."""
     try:
         model.close()
     except Exception:

@@ -330,7 +330,12 @@ class PollControl:
         changing.
         """
         found = read_repositories(self._repositories)
-        self._log_unreadable(found.unreadable)
+        for repository, reason in found.unreadable.items():
+            if self._unreadable.get(repository) != reason:
+                log.warning("repository %s: %s; what is loaded of it serves on", repository, reason)
+        for repository in self._unreadable.keys() - found.unreadable.keys():
+            log.info("repository %s: can be read again", repository)
+        self._unreadable = dict(found.unreadable)
         self._seen, changes = self._change_detector.detect(found, self._seen, now, arrived)
         if changes:
             self._report_again(self.updates.carry_out(changes))
@@ -395,14 +400,6 @@ class PollControl:
 
     def _settling(self) -> list[str]:
         return sorted(name for name, files in self._seen.items() if files.candidate is not None)
-
-    def _log_unreadable(self, unreadable: Mapping[Path, str]) -> None:
-        for repository, reason in unreadable.items():
-            if self._unreadable.get(repository) != reason:
-                log.warning("repository %s: %s; what is loaded of it serves on", repository, reason)
-        for repository in self._unreadable.keys() - unreadable.keys():
-            log.info("repository %s: can be read again", repository)
-        self._unreadable = dict(unreadable)
 
     def _load_first(self, stop: threading.Event) -> None:
         scans, until = 0, math.inf

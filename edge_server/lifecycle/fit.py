@@ -168,16 +168,14 @@ def _resolved(
             continue
         touched.add(name)
         try:
-            models[name] = ensembles[name] = _resolve(models[name].model_spec, models, reasons)
+            spec = models[name].model_spec
+            find_member = partial(_find_member, spec, models, reasons)
+            config = resolve_graph(spec.config, spec.files.shown_config_path, find_member)
+            part = Part(spec, dict.fromkeys(spec.versions, config))
+            models[name] = ensembles[name] = part
         except ModelConfigError as error:
             return {name: error}, {}
     return {}, ensembles
-
-
-def _resolve(model_spec: ModelSpec, models: Mapping[str, Part], reasons: Mapping[str, str]) -> Part:
-    find_member = partial(_find_member, model_spec, models, reasons)
-    config = resolve_graph(model_spec.config, model_spec.files.shown_config_path, find_member)
-    return Part(model_spec, dict.fromkeys(model_spec.versions, config))
 
 
 def _below(name: str, models: Mapping[str, Part]) -> set[str]:

@@ -20,6 +20,7 @@ from edge_server.errors import (
     ModelConfigError,
     Unavailable,
 )
+from edge_server.inference.registry import close_model
 from edge_server.model_config.completion import complete, configurations, missing_device
 from edge_server.model_config.config import USUAL_COMPLETION, ModelConfig, python_backend
 from edge_server.model_config.files import CONFIGS_DIRECTORY, select_versions
@@ -256,10 +257,7 @@ class LoadedVersions:
     def close(self) -> None:
         """Close all versions; used when they are not published."""
         for model in self.models:
-            try:
-                model.close()
-            except Exception:
-                log.exception("model %s: closing version %d failed", model.name, model.version)
+            close_model(model)
 
 
 class TooLittleMemory(Unavailable):

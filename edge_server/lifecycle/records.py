@@ -454,7 +454,11 @@ class ModelTable:
             for spec in (record.coming for record in self)
             if spec is not None
             and spec.is_ensemble
-            and not any(self._is_coming(m) for m in self.below(spec) if m not in loaded)
+            and not any(
+                (coming := self.get(m).coming) is not None and not coming.is_ensemble
+                for m in self.below(spec)
+                if m not in loaded
+            )
         ]
 
     def below(self, model_spec: ModelSpec) -> list[str]:
@@ -520,10 +524,6 @@ class ModelTable:
                     changed.append(record.name)
                     record.unload(waits=True)
         return gone, changed
-
-    def _is_coming(self, name: str) -> bool:
-        coming = self.get(name).coming
-        return coming is not None and not coming.is_ensemble
 
     def _is_left_over(self, name: str) -> bool:
         uses = (spec.members for record in self for spec in record.specs)

@@ -435,7 +435,8 @@ class ChannelFollower:
                 f"{self._source}: its archive has {fetched.content.digest[:12]}, and its index "
                 f"says {release.content[:12]}"
             )
-        if self._decide(release).state != "due":  # the vehicle drives off during a download
+        # The vehicle may drive off during a download.
+        if decide(release, self._device, self._surroundings()).state != "due":
             return
         known = (each for each in self._repositories if (each / model).exists())
         self._placed_ns = time.monotonic_ns()
@@ -460,9 +461,6 @@ class ChannelFollower:
         self._marks.mark_channel(self._name, mark)
         self._mark = mark
 
-    def _decide(self, release: Release) -> Decision:
-        return decide(release, self._device, self._surroundings())
-
     def _look(self) -> ChannelReport:
         release, mark = self._release, self._mark
         if release is None:
@@ -475,7 +473,7 @@ class ChannelFollower:
         elif mark.placed == release.content:
             state, reason = "replaced" if verdict.told_ns > self._placed_ns else "loading", ""
         else:
-            state, reason = self._decide(release)
+            state, reason = decide(release, self._device, self._surroundings())
         since = datetime.fromtimestamp(mark.since_s, timezone.utc) if mark.since_s else None
         return ChannelReport(
             *(self._name, self._source, state, as_utf8(reason), self._fault, release.serial),

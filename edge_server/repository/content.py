@@ -99,7 +99,10 @@ def read_file(tree: ModelTree, seen: SeenFile, copy: BinaryIO | None = None) -> 
         pieces = iter(lambda: read(PIECE_BYTES), b"")
         if copy is None:
             return hashed(pieces)
-        _outwait(status.st_ctime_ns)
+        # A further change must get a later timestamp than the last one.
+        age_ns = time.time_ns() - status.st_ctime_ns
+        if 0 <= age_ns < _TICK_NS:
+            time.sleep((_TICK_NS - age_ns) / 1e9)
         file = hashed(pieces, copy.write)
     os.fchmod(copy.fileno(), 0o555 if status.st_mode & stat.S_IXUSR else 0o444)
     return file
@@ -229,13 +232,6 @@ def _bytes(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _outwait(changed_ns: int) -> None:
-    """Wait until a further change gets a later timestamp than `changed_ns`."""
-    age_ns = time.time_ns() - changed_ns
-    if 0 <= age_ns < _TICK_NS:
-        time.sleep((_TICK_NS - age_ns) / 1e9)
 
 
 def _sha256(start: str, files: Mapping[str, ManifestFile], empty: tuple[str, ...]) -> str:

@@ -121,9 +121,9 @@ def read_report(store: Path) -> Report | None:
         models = {name: Verdict(**each) for name, each in fields["models"].items()}
         runs = bool(fields["started"]) and _started(int(fields["pid"])) == fields["started"]
         return Report(runs, tuple(fields["repositories"]), models)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):  # of another version, or no report
         return None
 
 

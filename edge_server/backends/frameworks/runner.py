@@ -195,7 +195,10 @@ class TritonPythonModel:
         wanted = frozenset(name for each in requests for name in each.requested_output_names())
         batch = [{t.name(): t.content[1] for t in each.inputs()} for each in requests]
         try:
-            made = self._model.run(_joined(batch), wanted)
+            joined = batch[0]
+            if len(batch) > 1:
+                joined = {name: np.concatenate([each[name] for each in batch]) for name in joined}
+            made = self._model.run(joined, wanted)
             outputs = {name: self._checked(name, made[name]) for name in wanted}
             return [self._response(rows, outputs) for rows in self._rows(batch, outputs)]
         except BadInput as error:
@@ -245,12 +248,6 @@ def _opened(arguments: Mapping[str, str]) -> tuple[OpenModel, ModelFile]:
     framework = f"edge_server.backends.frameworks.{arguments['framework']}"
     model: OpenModel = importlib.import_module(framework).open_model(file)
     return model, file
-
-
-def _joined(batch: Sequence[Arrays]) -> Arrays:
-    if len(batch) == 1:
-        return batch[0]
-    return {name: np.concatenate([inputs[name] for inputs in batch]) for name in batch[0]}
 
 
 def _zeros(spec: TensorSpec, *, batches: bool) -> NDArray[Any]:

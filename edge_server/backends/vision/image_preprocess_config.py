@@ -172,7 +172,9 @@ class FrameParameters:
     def of(config: ModelConfig) -> FrameParameters:
         """Parse the parameters."""
         parameters = parameters_of(config, ImagePreprocessParameters)
-        pixel_format = _pixel_format(parameters.pixel_format)
+        pixel_format = None
+        if (named := parameters.pixel_format) != ANY:
+            pixel_format = choice(PixelFormat, "pixel_format", named, ANY)
         colour = Colour(
             choice(ColourMatrix, "color_matrix", parameters.color_matrix),
             choice(ColourRange, "color_range", parameters.color_range),
@@ -362,10 +364,6 @@ def _size_output(config: ModelConfig) -> TensorSpec | None:
         if spec.datatype is DataType.INT32 and spec.shape == (2,):
             return spec
     return None
-
-
-def _pixel_format(text: str) -> PixelFormat | None:
-    return None if text == ANY else choice(PixelFormat, "pixel_format", text, ANY)
 
 
 def _crop(text: str) -> CropRegion:
