@@ -345,7 +345,6 @@ def trtexec_line(
         for flag, which in (("--minShapes", "min"), ("--optShapes", "opt"), ("--maxShapes", "max")):
             shapes = {n: "x".join(map(str, getattr(r, which))) for n, r in profile.items()}
             words.append(f"{flag}={','.join(f'{name}:{shape}' for name, shape in shapes.items())}")
-            words.append(f"{flag}={shapes}")
     if options.dla_core is not None:
         words.append(f"--useDLACore={options.dla_core}")
         words += ["--allowGPUFallback"] if options.gpu_fallback else []

@@ -118,6 +118,10 @@ class Follows(PollControl):
     def __init__(self) -> None:
         self.judged: list[tuple[str, str, str]] = []
 
+    @property
+    def deployments(self) -> Follows:  # type: ignore[override]
+        return self
+
     def judge(self, model: str, served: str, text: str) -> None:
         self.judged.append((model, served, text))
 
