@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -47,12 +46,12 @@ _TOKEN: Final = re.compile(
     |(?P<comment>\(\?\#[^)]*\)|\(\?[a-zA-Z]+\))
     |(?P<reference>\\[1-9]|\(\?P=\w+\))
     |(?P<open>\((?:\?(?:P<\w+>|<?[=!]|\(\w+\)|>|[a-zA-Z-]*:))?)
-    |(?P<close>\))
-    |(?P<alternative>\|)
+    |(?P<sign>[)|])
     |(?P<repeat>(?:[*+?]|\{(?=[\d,])(?:\d*,)?(?P<times>\d*)\})[?+]?)
     |\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.""",
     re.VERBOSE | re.DOTALL,
 )
+_INNERMOST: Final = re.compile(r"\(([^()]*)\)")
 
 
 class Tls(Section, frozen=True):
@@ -277,51 +276,35 @@ def check_header_pattern(pattern: str) -> None:
         )
 
 
-@dataclass
-class _Part:
-    """A group of a pattern, or one of its characters.
-
-    Attributes:
-        repeats: without end, one behind the other, in the alternative that is being read.
-        most: of the alternatives before it.
-        intricate: what it matches can vary, so that a repeat of it takes long.
-    """
-
-    repeats: int = 0
-    most: int = 0
-    intricate: bool = False
-
-
 def _repeats_of(pattern: str) -> int:
     """Return how many repeats without end follow one another in a valid pattern.
 
     Raises:
         ValueError: one repeats what has another, or alternatives.
     """
-    last, groups = _Part(), [_Part()]
-    for token in _TOKEN.finditer(pattern):
-        group, kind = groups[-1], token.lastgroup
-        if kind == "verbose":
-            raise ValueError("forward_headers: no regular expression: (?x) is not supported here")
-        if kind == "open":
-            groups.append(_Part())
-        elif kind == "close":
-            last = groups.pop()
-            groups[-1].repeats += max(last.repeats, last.most)
-            groups[-1].intricate |= last.intricate
-        elif kind == "repeat":
-            endless = token[0][0] != "?" and token["times"] not in ("0", "1")
-            if endless and last.intricate:
-                raise ValueError(
-                    "forward_headers: a repeat of something with repeats or alternatives takes too "
-                    "long for some names; write it without the outer repeat"
-                )
-            group.repeats += endless
-            group.intricate = True
-        elif kind == "alternative":
-            group.most, group.repeats = max(group.most, group.repeats), 0
-            group.intricate = True
-        elif kind != "comment":
-            last = _Part(intricate=kind == "reference")
-            group.intricate |= last.intricate
-    return max(groups[0].repeats, groups[0].most)
+    signs = _TOKEN.sub(_sign_of, pattern)
+    while "&*" not in signs:
+        if (group := _INNERMOST.search(signs)) is None:
+            return _most_repeats(signs).count("*")
+        varies = re.search(r"[*?|&]", group[1])
+        inner = _most_repeats(group[1]) + "&" if varies else "x"
+        signs = signs[: group.start()] + inner + signs[group.end() :]
+    raise ValueError(
+        "forward_headers: a repeat of something with repeats or alternatives takes too "
+        "long for some names; write it without the outer repeat"
+    )
+
+
+def _sign_of(token: re.Match[str]) -> str:
+    """Return `(`, `)` or `|`; `*` of a repeat without end, `?` of another; `x` of a character, `&`
+    of what can match different texts."""
+    kind = token.lastgroup
+    if kind == "verbose":
+        raise ValueError("forward_headers: no regular expression: (?x) is not supported here")
+    if kind == "repeat":
+        return "?" if token[0][0] == "?" or token["times"] in ("0", "1") else "*"
+    return {"open": "(", "sign": token[0], "reference": "&", "comment": ""}.get(kind or "", "x")
+
+
+def _most_repeats(signs: str) -> str:
+    return max(signs.split("|"), key=lambda alternative: alternative.count("*"))
