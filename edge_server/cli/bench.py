@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.api.grpc.client import DaemonClient, infer_request
 from edge_server.board.installation import shipped_models
 from edge_server.cameras.recordings import read_picture
-from edge_server.cli.infer import config_of, from_picture, made_up, picture_input
+from edge_server.cli.infer import config_of, from_picture
 from edge_server.cli.run import INSTALLED, connected, settings_of
 from edge_server.cli.tables import number, table
 from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
@@ -249,19 +249,11 @@ class ModelVariant:
 
     instances: int | None = None
     delay_us: int | None = None
-    backend: str | None = None
 
     def apply(self, base: Any) -> Any:
         """Return the configuration `base` with these settings."""
         changed = pb.ModelConfig()
         changed.CopyFrom(base)
-        if self.backend not in (None, base.backend):
-            # Names of files, accelerators and devices are those of the other backend.
-            for name in ("platform", "default_model_filename", "optimization", "instance_group"):
-                changed.ClearField(name)
-            changed.backend = self.backend
-            if self.backend == "tensorrt":
-                changed.parameters["auto_build"].string_value = "true"
         if self.instances is not None:
             # Devices stay.
             del changed.instance_group[1:]
@@ -283,32 +275,19 @@ class ModelVariant:
 
 
 def variants(
-    config: ModelConfig,
-    instances: Sequence[int],
-    delays_us: Sequence[int],
-    backends: Sequence[str] | None,
+    config: ModelConfig, instances: Sequence[int], delays_us: Sequence[int]
 ) -> Iterator[ModelVariant]:
     """Yield the model as it is, and then every combination; no delays of a model that does not
     batch."""
     yield ModelVariant()
     delays: list[int | None] = [None, *delays_us] if config.max_batch_size > 1 else [None]
-    names: Sequence[str | None] = backends or (None,)
-    for backend, count, delay_us in product(names, instances, delays):
-        variant = ModelVariant(count, delay_us, backend)
+    for variant in starmap(ModelVariant, product(instances, delays)):
         if variant.apply(config.message) != config.message:
             yield variant
 
 
-def as_json(message: Any) -> str:
-    """Return a configuration as a load request carries it."""
-    return str(json_format.MessageToJson(message, preserving_proto_field_name=True))
-
-
 _HEAD = ("CONCURRENCY", "INFER/S", "MEAN ms", *(f"P{p}" for p in PERCENTILES), "MAX", "REQUESTS")
 _STAGES = ("CONCURRENCY", "MODEL", "REQUESTS", "TOTAL ms", "QUEUE", "INPUT", "INFER", "OUTPUT")
-_AS_IT_IS = "as it is"
-_WORTHWHILE = 1.1
-_ROAD = "synthetic://road?seed=7"
 
 
 def as_object(measured: Measurement) -> dict[str, Any]:
@@ -374,34 +353,18 @@ def run_bench(arguments: argparse.Namespace) -> None:
 def bench_inputs(
     client: DaemonClient, config: ModelConfig, arguments: argparse.Namespace
 ) -> Arrays:
-    """Return the inputs of one request: a picture through the real steps before the model, or
-    made-up ones.
+    """Return the inputs of one request: a picture, through the real steps before the model.
 
     Raises:
-        InvalidRequest: the flags do not fit the model.
+        InvalidRequest: the flags do not fit the model, or it takes no picture.
     """
     batch = arguments.batch
     if batch > max(1, config.max_batch_size):
         raise InvalidRequest(
             f"--batch {batch}: model '{config.name}' has max_batch_size {config.max_batch_size}"
         )
-    arrays = {} if arguments.shape else _pictured(client, config, arguments.image)
-    if arrays:
-        return {name: np.repeat(array, batch, axis=0) for name, array in arrays.items()}
-    return made_up(config, batch, dict(arguments.shape))
-
-
-def _pictured(client: DaemonClient, config: ModelConfig, image: str | None) -> Arrays:
-    """Return inputs made of a picture; none where the model has no use for one."""
-    spec = picture_input(config)
-    if image is None and spec is not None and -1 not in spec.shape:
-        return {}  # of a size that no road is drawn in
-    try:
-        return from_picture(client, config, read_picture(image or _ROAD))
-    except InvalidRequest:
-        if image is not None:
-            raise
-        return {}
+    arrays = from_picture(client, config, read_picture(arguments.image))
+    return {name: np.repeat(array, batch, axis=0) for name, array in arrays.items()}
 
 
 def _measure_all(
@@ -426,28 +389,26 @@ def _sweep(arguments: argparse.Namespace) -> None:
     found: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = [("SETTINGS", *_HEAD, "")]
     failures = []
-    unusable: set[str | None] = set()
-    tried: dict[str, list[Measurement]] = {}
     with own_daemon(repositories) as client, _progress() as show:
         client.load(arguments.model)
         base = config_of(client, arguments.model)
-        for variant in variants(base, arguments.instances, arguments.delays, arguments.backends):
-            if variant.backend in unusable:
-                continue
+        for variant in variants(base, arguments.instances, arguments.delays):
             snippet = variant.snippet(base.message)
-            settings = snippet or _AS_IT_IS
+            settings = snippet or "as it is"
             show(f"{arguments.model}: {settings}")
             measured: list[Measurement] = []
             failure = ""
             try:
-                if variant != ModelVariant():
-                    client.load(base.name, as_json(variant.apply(base.message)))
+                if snippet:
+                    override = variant.apply(base.message)
+                    client.load(
+                        base.name,
+                        json_format.MessageToJson(override, preserving_proto_field_name=True),
+                    )
                 measured = _measure_all(client, arguments, show)
             except EdgeServerError as error:
                 failure = " ".join(str(error).split())
                 failures.append(f"{settings}: {failure}")
-                unusable |= {variant.backend} - {None}
-            tried[settings] = measured
             rows += [(settings, *_row(each)) for each in measured]
             objects = [as_object(each) for each in measured]
             found.append(
@@ -457,37 +418,7 @@ def _sweep(arguments: argparse.Namespace) -> None:
     if arguments.json:
         _print_json(arguments, variants=found)
     else:
-        lines = [*table(rows, left=(0, len(rows[0]) - 1)), *failures, *advice(tried)]
-        print("\n".join(lines))
-
-
-def advice(tried: Mapping[str, Sequence[Measurement]]) -> Iterator[str]:
-    """Yield for each number of requests at a time the settings with the shortest mean latency, and
-    those with the most inferences, where they are better by `_WORTHWHILE` than the model as it is.
-
-    Args:
-        tried: settings → what was measured with them.
-    """
-    for now in tried.get(_AS_IT_IS, ()):
-        others = [
-            (settings, each)
-            for settings, measured in tried.items()
-            for each in measured
-            if each.concurrency == now.concurrency
-        ]
-        fast, quickest = min(others, key=lambda other: other[1].latency.mean)
-        many, most = max(others, key=lambda other: other[1].per_s)
-        at = f"{now.concurrency} at a time"
-        if now.concurrency == 1:
-            at += " (as one camera asks)"
-        found = []
-        if now.latency.mean > _WORTHWHILE * quickest.latency.mean:
-            before, after = number(now.latency.mean, 2), number(quickest.latency.mean, 2)
-            found.append(f"{at}: {after} instead of {before} ms with {fast}")
-        if most.per_s > _WORTHWHILE * now.per_s:
-            before, after = number(now.per_s), number(most.per_s)
-            found.append(f"{at}: {after} instead of {before} infer/s with {many}")
-        yield from found or [f"{at}: no settings are 10 % better than the model as it is"]
+        print("\n".join([*table(rows, left=(0, len(rows[0]) - 1)), *failures]))
 
 
 @contextmanager

@@ -275,33 +275,29 @@ bench | cli.bench:run_bench | measure how fast a model is, also with other setti
     MODEL
     --concurrency N,… = 1,2,4  requests at a time, like 1,2,4 or 1:4
     --batch N = 1  elements of a request
-    --image URI  a picture, in place of a drawn road
-    --shape NAME:SIZES...  of a made-up input whose shape is open, without the batch; repeatable
+    --image URI = synthetic://road?seed=7  a picture; by default a drawn road
     --seconds S = 5  of each measurement, after a first request
     --json  one object
     sweep:
     --sweep  measure other settings of the model
     --instances N,… = 1,2
     --delays US,… = 0,1000  of a batch, where the model batches, in microseconds
-    --backends NAME,…  like onnxruntime,tensorrt; default: the model's
     --model-repository DIR...  default: as the settings have it; the shipped models without a
         settings file
     @config
     @address
   Measures a model of the running daemon over gRPC: percentiles of the latency, throughput by the
-  number of requests at a time, and where the time goes in the server. Inputs are made up; a model
-  that takes pictures, or is in an ensemble that does, gets a drawn road through the real
-  preprocessing. For other loads, inputs and protocols use perf_analyzer.
+  number of requests at a time, and where the time goes in the server. The model takes pictures, or
+  is in an ensemble that does: it gets one through the real preprocessing. For other models, loads
+  and protocols use perf_analyzer.
 
   --sweep starts a daemon of its own on the same model files, loads the model there with other
-  instance counts, batching delays and backends, and measures each; the running daemon and the
+  instance counts and batching delays, and measures each; the running daemon and the
   repository stay as they are. Stop the running daemon first: both would share the processors and
   the GPU.
   $ lane_detection
   $ laneDetect_model --concurrency 1:4 --json > bench.json
-  $ my_model --batch 8 --shape text:128 --seconds 10
   $ laneDetect_model --sweep --instances 1,2
-  $ laneDetect_model --sweep --backends onnxruntime,tensorrt
   exit codes: 0 done, 1 no request succeeded, or there is no such model, 2 usage, 69 the daemon,
   the model or a file cannot be reached, 78 the model takes no such request, 130 interrupted
 

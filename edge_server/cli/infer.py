@@ -1,5 +1,5 @@
-"""`edge-server infer`: sends one request, and shows what came of it; the inputs of a request: from
-arrays in files, from a picture, or made up."""
+"""`edge-server infer`: sends one request, and shows what came of it; the inputs of a request, from
+arrays in files or from a picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -230,7 +230,7 @@ def from_picture(client: DaemonClient, config: ModelConfig, picture: NDArray[np.
         return steps_before(client.infer, ensemble, config.name, {taker.name: image})
     raise InvalidRequest(
         f"model '{config.name}' takes no picture, and is in no ensemble that does: "
-        f"{_inputs_text(config)}; give --input NAME=FILE"
+        f"{_inputs_text(config)}; give infer --input NAME=FILE; perf_analyzer measures any model"
     )
 
 
@@ -256,47 +256,6 @@ def steps_before(
 
     (last, *_) = (step for step in ensemble.steps if step.model_name == model)
     return {name: tensor(mapped) for name, mapped in last.input_map.items()}
-
-
-def made_up(config: ModelConfig, batch: int, shapes: Mapping[str, Sequence[int]]) -> Arrays:
-    """Return made-up inputs: numbers from 0 to 1, of bytes from 0 to 255, the same in each run.
-
-    Args:
-        shapes: input → its shape without the batch dimension, where the model leaves it open.
-
-    Raises:
-        InvalidRequest: an open dimension was not given; the text names the flag.
-    """
-    random = np.random.default_rng(7)
-    arrays: Arrays = {}
-    for spec in config.inputs:
-        shape = tuple(shapes.get(spec.name, spec.shape))
-        if spec.optional and spec.name not in shapes:
-            continue
-        if -1 in shape:
-            open_shape = ",".join("N" if size < 0 else str(size) for size in shape)
-            raise InvalidRequest(
-                f"input '{spec.name}' of model '{config.name}' has a shape of {list(shape)}: give "
-                f"--shape {spec.name}:{open_shape}"
-            )
-        full = (batch, *shape) if config.max_batch_size else shape
-        arrays[spec.name] = _numbers(random, full, spec.datatype)
-    return arrays
-
-
-def _numbers(
-    random: np.random.Generator, shape: tuple[int, ...], datatype: DataType
-) -> NDArray[Any]:
-    if datatype is DataType.BYTES:
-        return np.full(shape, b"text", np.object_)
-    if datatype is DataType.BF16:
-        # The upper half of a float32.
-        bits = random.random(shape, np.float32).view(np.uint32) >> 16
-        return bits.astype("<u2").view(datatype.numpy)
-    if datatype.numpy.kind == "f":
-        return random.random(shape, np.float32).astype(datatype.numpy)
-    most = 256 if datatype is DataType.UINT8 else 2
-    return random.integers(0, most, shape).astype(datatype.numpy)
 
 
 def config_of(client: DaemonClient, model: str) -> ModelConfig:

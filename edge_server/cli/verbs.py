@@ -383,17 +383,6 @@ def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     return parse
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, _, sizes = text.rpartition(":")
-    try:
-        shape = tuple(map(int, sizes.split(",")))
-    except ValueError:
-        shape = (-1,)
-    if not name or min(shape) < 0:
-        raise argparse.ArgumentTypeError(f"{text}: give it as NAME:720,1280,3")
-    return name, shape
-
-
 def _in_range(kind: type[N], low: float, what: str) -> Callable[[str], N]:
     return number(kind, lambda value: low <= value < 1e6, what)
 
@@ -422,10 +411,6 @@ def _floats(form: str, text: str) -> tuple[float, ...]:
     if len(found) != len(signs) + 1 or [sign for sign in text if sign in ",="] != signs:
         raise argparse.ArgumentTypeError(f"{text}: write it as {form}")
     return found
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(filter(None, text.split(","))))
 
 
 SHELLS = ("bash", "zsh", "fish")
@@ -460,9 +445,7 @@ FORMS: Mapping[str, Callable[[str], Any] | tuple[str, ...]] = {
     "TIME": _time,
     "--max-celsius": float,
     "NAMES": _names,
-    "NAME,…": _words,
     "NAME:SHAPE[:TYPE]": _tensor,
-    "NAME:SIZES": _shape,
     "NAME=FILE": _named_file,
     "METRES": float,
     "--lane-width": _in_range(float, 0.1, "metres"),

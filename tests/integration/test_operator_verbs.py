@@ -225,21 +225,20 @@ def test_sweep_measures_variants_in_a_daemon_of_its_own(
     (model / "1").mkdir(parents=True)
     written = (
         'backend: "identity" max_batch_size: 4 '
-        'input { name: "x" data_type: TYPE_FP32 dims: -1 } '
-        'output { name: "y" data_type: TYPE_FP32 dims: -1 }'
+        'input { name: "x" data_type: TYPE_UINT8 dims: [ -1, -1, 3 ] } '
+        'output { name: "y" data_type: TYPE_UINT8 dims: [ -1, -1, 3 ] }'
     )
     (model / "config.pbtxt").write_text(written)
     found = appliance.json(
         *("bench", "echo", "--sweep", "--model-repository", str(model.parent)),
-        *("--shape", "x:8", "--instances", "1,2", "--delays", "100", "--concurrency", "2"),
-        *("--backends", "identity,nope", "--seconds", "0.2"),
+        *("--instances", "1,2,99999", "--delays", "100", "--concurrency", "2", "--seconds", "0.2"),
     )
-    tried = [(each["backend"], each["instances"], each["delay_us"]) for each in found["variants"]]
+    tried = [(each["instances"], each["delay_us"]) for each in found["variants"]]
     assert tried == [
-        *((None, None, None), ("identity", 1, 100), ("identity", 2, None)),
-        *(("identity", 2, 100), ("nope", 1, None)),
+        *((None, None), (1, 100), (2, None), (2, 100)),
+        *((99999, None), (99999, 100)),
     ]
-    assert all(each["measurements"] for each in found["variants"][:-1])
-    assert "unable to find backend library for backend 'nope'" in found["variants"][-1]["failure"]
+    assert all(each["measurements"] for each in found["variants"][:-2])
+    assert "99999 instances; at most" in found["variants"][-1]["failure"]
     assert (model / "config.pbtxt").read_text() == written
     assert "echo" not in {each["name"] for each in appliance.json("status")["models"]}

@@ -15,7 +15,6 @@ from edge_server.cli.bench import (
     Measurement,
     StageTimes,
     _progress,
-    advice,
     as_object,
     measure,
     report_lines,
@@ -134,8 +133,6 @@ def test_numbers_are_a_list_or_a_range(text: str, found: tuple[int, ...]) -> Non
     [
         (["m", "--concurrency", "0"], "give whole numbers, 1 or above, like 1,2,4 or 1:4"),
         (["m", "--concurrency", "4:1"], "give whole numbers"),
-        (["m", "--shape", "x:1,-1"], "give it as NAME:720,1280,3"),
-        (["m", "--shape", "1,2"], "give it as NAME:720,1280,3"),
         (["m", "--seconds", "0"], "give seconds, above 0, up to 3600"),
         (["m", "--second", "1"], "did you mean --seconds?"),
     ],
@@ -147,25 +144,6 @@ def test_a_wrong_command_is_a_usage_error(
         run_command(["bench", *arguments])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_sweep_advises_what_is_better_by_a_tenth_at_each_concurrency() -> None:
-    def taking(concurrency: int, ms: float, per_s: float) -> Measurement:
-        return measurement(concurrency, per_s, latency=Latency(ms, ms, {}))
-
-    delay = "dynamic_batching { }"
-    two = "instance_group { count: 2 }"
-    tried = {
-        "as it is": [taking(1, 5.17, 190.0), taking(2, 6.0, 330.0), taking(4, 7.0, 500.0)],
-        delay: [taking(1, 1.65, 600.0), taking(2, 5.9, 340.0), taking(4, 7.0, 500.0)],
-        two: [taking(1, 5.2, 190.0), taking(2, 5.8, 350.0), taking(4, 6.9, 700.0)],
-    }
-    assert list(advice(tried)) == [
-        f"1 at a time (as one camera asks): 1.65 instead of 5.17 ms with {delay}",
-        f"1 at a time (as one camera asks): 600.0 instead of 190.0 infer/s with {delay}",
-        "2 at a time: no settings are 10 % better than the model as it is",
-        f"4 at a time: 700.0 instead of 500.0 infer/s with {two}",
-    ]
 
 
 def test_without_a_terminal_each_measurement_is_announced_in_a_line(

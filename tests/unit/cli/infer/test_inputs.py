@@ -1,4 +1,4 @@
-"""A request gets its inputs from files, from a picture through the real steps, or made up."""
+"""A request gets its inputs from files, or from a picture through the real steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.api.grpc.client import infer_request
-from edge_server.cli.infer import made_up, picture_input, read_arrays, steps_before
+from edge_server.cli.infer import picture_input, read_arrays, steps_before
 from edge_server.errors import InvalidRequest, SourceError
 from edge_server.model_config.config import ModelConfig
 
@@ -58,25 +57,6 @@ def test_a_picture_is_what_a_model_of_bytes_in_three_dimensions_takes(
 ) -> None:
     spec = picture_input(shipped(model))
     assert (spec and spec.name) == name
-
-
-def test_made_up_inputs_have_a_batch_and_are_the_same_each_time() -> None:
-    arrays, again = (made_up(config(SEVERAL), 2, {"n": (5,)}) for _ in range(2))
-    assert {name: array.shape for name, array in arrays.items()} == {
-        "x": (2, 2),
-        "n": (2, 5),
-        "text": (2, 1),
-        "half": (2, 3),
-    }
-    assert arrays["x"].tobytes() == again["x"].tobytes()
-    request = infer_request("m", arrays)
-    assert [each.datatype for each in request.inputs] == ["FP32", "INT64", "BYTES", "BF16"]
-    assert list(map(len, request.raw_input_contents)) == [16, 80, 2 * (4 + 4), 12]
-
-
-def test_an_open_dimension_needs_a_shape() -> None:
-    with pytest.raises(InvalidRequest, match="give --shape n:N"):
-        made_up(config(SEVERAL), 1, {})
 
 
 def test_an_array_of_a_file_gets_the_batch_dimension_that_it_lacks(tmp_path: Path) -> None:
