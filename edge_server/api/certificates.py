@@ -74,7 +74,34 @@ class CertificateFiles(NamedTuple):
         Raises:
             SettingsError: a file is invalid; the text names the file.
         """
-        _try(tls, self)
+        if self.key_mode & _TOO_OPEN:
+            raise SettingsError(
+                f"{self.section}.key: {tls.key}: others may read or change it (mode "
+                f"{self.key_mode:o}): chmod 600 it"
+            )
+        _try_certificates(f"{self.section}.certificate", tls.certificate, self.certificate)
+        server, client = _context(), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+        try:
+            self._present(server)
+            _shake_hands(server, client)
+        except ssl.SSLError as error:
+            if error.reason in _OTHER_KEY:
+                fault = (
+                    f"key: {tls.key}: is not the key of {tls.certificate}; give the one that the "
+                    "certificate was made for"
+                )
+            elif error.reason is not None:
+                fault = (
+                    f"certificate: {tls.certificate}: no client could use it "
+                    f"({error.reason.replace('_', ' ').lower()}); give a shorter chain, or a key "
+                    "of RSA with 2048 bits or more or of P-256"
+                )
+            else:
+                fault = f"key: {tls.key}: holds no private key in PEM form without a password"
+            raise SettingsError(f"{self.section}.{fault}") from None
+        if self.client_ca is not None:
+            _try_certificates(f"{self.section}.client_ca", tls.client_ca, self.client_ca)
 
     def check_age(self, tls: Tls, before: CertificateFiles) -> None:
         """Raises: SettingsError: the certificate is not valid now, and that of `before` is."""
@@ -99,12 +126,16 @@ class CertificateFiles(NamedTuple):
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Have new connections of `context` see these files, which are valid."""
-        with _as_file(self.certificate) as certificate, _as_file(self.key) as key:
-            context.load_cert_chain(certificate, key, password="")
+        self._present(context)
         if self.client_ca is not None:
             with _as_file(self.client_ca) as client_ca:
                 context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
+
+    def _present(self, context: ssl.SSLContext) -> None:
+        with _as_file(self.certificate) as certificate, _as_file(self.key) as key:
+            # An empty password keeps OpenSSL from asking for one on a terminal.
+            context.load_cert_chain(certificate, key, password="")
 
 
 class CertificateWatch:
@@ -179,49 +210,6 @@ def _read(setting: str, path: str) -> tuple[bytes, int]:
             "what is needed alone"
         )
     return content, mode
-
-
-def _try(tls: Tls, files: CertificateFiles) -> None:
-    """Validate each file and that the files match: the libraries' own errors name no file.
-
-    Raises:
-        SettingsError: a file is invalid; the text names the file.
-    """
-    if files.key_mode & _TOO_OPEN:
-        raise SettingsError(
-            f"{files.section}.key: {tls.key}: others may read or change it (mode "
-            f"{files.key_mode:o}): chmod 600 it"
-        )
-    _try_pair(tls, files)
-    if files.client_ca is not None:
-        _try_certificates(f"{files.section}.client_ca", tls.client_ca, files.client_ca)
-
-
-def _try_pair(tls: Tls, files: CertificateFiles) -> None:
-    _try_certificates(f"{files.section}.certificate", tls.certificate, files.certificate)
-    context = _context()
-    try:
-        with _as_file(files.certificate) as certificate, _as_file(files.key) as key:
-            # An empty password keeps OpenSSL from asking for one on a terminal.
-            context.load_cert_chain(certificate, key, password="")
-        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
-        _shake_hands(context, client)
-    except ssl.SSLError as error:
-        if error.reason in _OTHER_KEY:
-            raise SettingsError(
-                f"{files.section}.key: {tls.key}: is not the key of {tls.certificate}; give the "
-                "one that the certificate was made for"
-            ) from None
-        if error.reason is not None:
-            raise SettingsError(
-                f"{files.section}.certificate: {tls.certificate}: no client could use it "
-                f"({error.reason.replace('_', ' ').lower()}); give a shorter chain, or a key of "
-                "RSA with 2048 bits or more or of P-256"
-            ) from None
-        raise SettingsError(
-            f"{files.section}.key: {tls.key}: holds no private key in PEM form without a password"
-        ) from None
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from edge_server.repository.content import Inventory
-    from edge_server.repository.remote import Origin, RemoteRepository
+    from edge_server.repository.remote import RemoteRepository
     from edge_server.repository.transfer import Delivery, Entry
 
 _HEAD = ("MODEL", "VERSIONS", "SIZE", "DIGEST", "MANIFEST", "SIGNATURE", "PREVIOUS", "DAEMON")
@@ -277,29 +277,19 @@ def pull_url(
         ModelConfigError: the content is not as its digest says, or no model that loads.
         EdgeServerError: the origin cannot be reached, or `directory` refuses the model.
     """
-    with closing(open_origin(url, sha256)) as origin:
-        return _pull_from(origin, url, directory, progress, name=name, sha256=sha256)
-
-
-def _pull_from(
-    origin: Origin,
-    url: str,
-    directory: Path,
-    progress: Callable[[int], None],
-    *,
-    name: str,
-    sha256: str,
-) -> Delivery:
-    model = name or origin.name
-    if not is_model_name(model):
-        raise ModelConfigError(f"{url}: '{model[:200]}' is no model's name: {NAME_RULE}; --name N")
     cache = _cache(url, sha256)
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    # A manifest names its model; under another name a new one is made.
-    place, _ = fetch(origin, cache, progress, model)
-    package = pack(place)
-    done = receive(directory, package.entries())
+    with closing(open_origin(url, sha256)) as origin:
+        model = name or origin.name
+        if not is_model_name(model):
+            raise ModelConfigError(
+                f"{url}: '{model[:200]}' is no model's name: {NAME_RULE}; --name N"
+            )
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        # A manifest names its model; under another name a new one is made.
+        place, _ = fetch(origin, cache, progress, model)
+        package = pack(place)
+        done = receive(directory, package.entries())
     shutil.rmtree(cache, ignore_errors=True)
     return replace(done, note=package.note) if package.note else done
 

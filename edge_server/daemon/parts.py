@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from edge_server.board.watch import BoardWatch
     from edge_server.cameras.calibration import Calibration
     from edge_server.inference.otlp import SpanSender
-    from edge_server.lifecycle.loader import ModelSource
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.repository.channel import ChannelReport
@@ -157,12 +156,13 @@ def chosen_control(
     source = Repositories(_paths(settings), PrivateCopies(private).copy)
     completion = chosen_completion(settings, devices, python)
     control = RepositoryControl(
-        _loader(
+        RepositoryLoader(
             lifecycle,
             source,
-            settings,
-            completion,
-            chosen_signatures(settings),
+            completion=completion,
+            load_threads=settings.load_threads,
+            load_retries=settings.load_retries,
+            signatures=chosen_signatures(settings),
             kept=camera_models,
         ),
         explicit=settings.mode == "explicit",
@@ -188,26 +188,6 @@ def models_aside(
         control.close(_CLOSE_S)
         scheduling.close()
         devices.close()
-
-
-def _loader(
-    lifecycle: ModelLifecycle,
-    source: ModelSource,
-    settings: Repository,
-    completion: Completion,
-    signatures: SignaturePolicy,
-    *,
-    kept: Collection[str],
-) -> RepositoryLoader:
-    return RepositoryLoader(
-        lifecycle,
-        source,
-        completion=completion,
-        load_threads=settings.load_threads,
-        load_retries=settings.load_retries,
-        signatures=signatures,
-        kept=kept,
-    )
 
 
 def _paths(settings: Repository) -> list[Path]:
@@ -263,7 +243,15 @@ def following_control(
     )
     completion = chosen_completion(settings, devices, python)
     return PollControl(
-        _loader(lifecycle, deployments, settings, completion, signatures, kept=camera_models),
+        RepositoryLoader(
+            lifecycle,
+            deployments,
+            completion=completion,
+            load_threads=settings.load_threads,
+            load_retries=settings.load_retries,
+            signatures=signatures,
+            kept=camera_models,
+        ),
         deployments,
         paths,
         poll_s=settings.poll_s,

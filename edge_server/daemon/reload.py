@@ -169,15 +169,11 @@ class SettingsReload:
         self.fault = ""
         self.restart_needed: tuple[str, ...] = ()
         self._at_start = running
-        self._applied = running
+        self.wanted = running
         self._read = read
         self._parts = parts
         self._requested = requested
         self._stopping = False
-
-    @property
-    def wanted(self) -> Settings:
-        return self._applied
 
     def stop(self, timeout_s: float) -> None:
         """Stop waiting for requests; a reload that runs gets `timeout_s` to end."""
@@ -212,21 +208,21 @@ class SettingsReload:
             self._refuse(error)
             return
         try:
-            texts = {name: part.change(self._applied, wanted) for name, part in self._parts.items()}
+            texts = {name: part.change(self.wanted, wanted) for name, part in self._parts.items()}
         except EdgeServerError as error:
             self._refuse(error)
             return
         self.fault = ""
-        found = differences(self._applied, wanted)
+        found = differences(self.wanted, wanted)
         nothing = "nothing changes yet" if found else "nothing differs"
         log.info("settings: reloaded; %s", "; ".join(_changes(found, texts)) or nothing)
         for line in wanted.without_effect():
-            if line not in self._applied.without_effect():
+            if line not in self.wanted.without_effect():
                 log.warning("%s", line)
         for each in found:
             if each.part == POWER:
                 log.warning("settings: %s: systemctl restart %s applies it", each, POWER)
-        self._applied = wanted
+        self.wanted = wanted
         waiting = [each for each in differences(self._at_start, wanted) if each.part == RESTART]
         self.restart_needed = tuple(each.name for each in waiting)
         for each in waiting:

@@ -33,28 +33,9 @@ if TYPE_CHECKING:
     from edge_server.api.http.page.state import PageSources
     from edge_server.pipeline.picture_feed import Viewer
 
+    Serve = Callable[[PageSources, Request], Awaitable[Response]]
+
 COOKIE = "edge_token"
-
-
-class PageAccess:
-    """Checks tokens of browsers; which pages they may come from is `BrowserRule`'s.
-
-    Args:
-        may_read: returns whether a token lets its owner read; None where nobody needs a token.
-    """
-
-    def __init__(self, may_read: Callable[[str], bool] | None = None) -> None:
-        self._may_read = may_read
-
-    def may_read(self, token: str) -> bool:
-        """Whether the owner of `token` may see the page."""
-        return self._may_read is None or bool(token and self._may_read(token))
-
-    def is_open_to(self, connection: HTTPConnection) -> bool:
-        """Whether the request has a cookie with a token that may read."""
-        return self.may_read(connection.cookies.get(COOKIE, ""))
-
-
 log = logging.getLogger(__name__)
 
 # Pages that may be open at once. What a page costs the encoder is bounded whatever their number is.
@@ -70,6 +51,12 @@ _LOOK_S = 0.01
 # RFC 6455, 7.4: 1013 is "try again later", 4000 and more are ours.
 NEEDS_TOKEN, TRY_LATER, MISTAKE = 4401, 1013, 1008
 _GONE = (WebSocketDisconnect, asyncio.TimeoutError, OSError)
+
+
+def _may_read(sources: PageSources, token: str) -> bool:
+    """Whether the owner of `token` may see the page; which pages browsers may come from is
+    `BrowserRule`'s."""
+    return sources.may_read is None or bool(token and sources.may_read(token))
 
 
 class _Look(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,10 +75,8 @@ class LivePages:
     followed 100 times a second.
     """
 
-    def __init__(self, sources: PageSources, access: PageAccess, *, most: int = MOST_PAGES) -> None:
+    def __init__(self, sources: PageSources) -> None:
         self._sources = sources
-        self._access = access
-        self._most = most
         self._rings: tuple[Callable[[], object], ...] = ()  # replaced, never changed
         self._state = ""
         self._state_at_s = 0.0
@@ -107,10 +92,10 @@ class LivePages:
 
     def refusal(self, connection: HTTPConnection) -> tuple[int, str] | None:
         """Return the code and the reason with which a socket would be refused now; None if not."""
-        if not self._access.is_open_to(connection):
+        if not _may_read(self._sources, connection.cookies.get(COOKIE, "")):
             return NEEDS_TOKEN, "a token is needed"
-        if len(self._rings) >= self._most:
-            return TRY_LATER, f"{self._most} pages are open already"
+        if len(self._rings) >= MOST_PAGES:
+            return TRY_LATER, f"{MOST_PAGES} pages are open already"
         return None
 
     async def _serve(self, socket: WebSocket) -> None:
@@ -152,7 +137,9 @@ class LivePages:
             now_s = time.monotonic()
             if now_s >= state_due_s:
                 state_due_s = now_s + STATE_S
-                if not self._access.is_open_to(socket):  # its token is valid no more
+                if not _may_read(
+                    self._sources, socket.cookies.get(COOKIE, "")
+                ):  # its token is valid no more
                     await socket.close(NEEDS_TOKEN, "a token is needed")
                     return
                 await _in_time(socket.send_text(self._state_of(now_s)))
@@ -247,24 +234,26 @@ class _TokenBody(msgspec.Struct):
 def page_routes(sources: PageSources) -> Sequence[BaseRoute]:
     """Return the routes of the page; the part of the daemon that starts `sources.pictures.worker`
     is another one's."""
-    access = PageAccess(sources.may_read)
-    pages = LivePages(sources, access)
+    pages = LivePages(sources)
+
+    def route(path: str, serve: Serve, method: str = "GET") -> Route:
+        return Route(path, partial(serve, sources), methods=[method])
 
     def view(name: str, content: Callable[[Request], Any], method: str | None = None) -> Route:
-        return Route(f"/page/{name}", _view(sources, access, content, method), methods=["GET"])
+        return route(f"/page/{name}", _for_readers(partial(_view, content, method)))
 
     return [
         *(Route(path, _file(name), methods=["GET"]) for path, name in _FILES.items()),
-        Route("/page/recordings", _list_recordings(sources, access), methods=["GET"]),
-        Route("/page/recordings", _record(sources), methods=["POST"]),
-        Route("/page/recordings/{name}", _download(sources, access), methods=["GET"]),
+        route("/page/recordings", _for_readers(_list_recordings)),
+        route("/page/recordings", _record, "POST"),
+        route("/page/recordings/{name}", _for_readers(_download)),
         view("history/hour", lambda _: sources.history.shown("hour")),
         view("history/day", lambda _: sources.history.shown("day")),
         # For those who may read the settings of the log over Triton's API.
         view("log", partial(_log_lines, sources), LOG_SETTINGS),
         view("settings", lambda _: {"settings": list(sources.settings())}, LOG_SETTINGS),
-        Route("/page/token", _take_token(access), methods=["POST"]),
-        Route("/page/token", _tell(pages), methods=["GET"]),
+        route("/page/token", _take_token, "POST"),
+        Route("/page/token", partial(_tell, pages), methods=["GET"]),
         WebSocketRoute("/page/live", pages),
     ]
 
@@ -302,23 +291,23 @@ def _refusal(sources: PageSources, method: str, request: Request) -> str:
     return str(rules.token_refusal(method, headers) or rules.refusal(method, headers) or "")
 
 
-def _view(
-    sources: PageSources,
-    access: PageAccess,
-    content: Callable[[Request], Any],
-    method: str | None = None,
-) -> Callable[[Request], Awaitable[Response]]:
-    """Return what sends the JSON of `content` to readers who may also call `method`."""
-
-    async def send(request: Request) -> Response:
-        if not access.is_open_to(request):
+def _for_readers(serve: Serve) -> Serve:
+    async def checked(sources: PageSources, request: Request) -> Response:
+        if not _may_read(sources, request.cookies.get(COOKIE, "")):
             return _refused(401, "a token is needed")
-        if method is not None and (refusal := _refusal(sources, method, request)):
-            return _refused(403, refusal)
-        data = msgspec.json.encode(content(request))
-        return Response(data, headers=_HEADERS, media_type="application/json")
+        return await serve(sources, request)
 
-    return send
+    return checked
+
+
+async def _view(
+    content: Callable[[Request], Any], method: str | None, sources: PageSources, request: Request
+) -> Response:
+    """Send the JSON of `content` to those who may also call `method`."""
+    if method is not None and (refusal := _refusal(sources, method, request)):
+        return _refused(403, refusal)
+    data = msgspec.json.encode(content(request))
+    return Response(data, headers=_HEADERS, media_type="application/json")
 
 
 def _log_lines(sources: PageSources, request: Request) -> dict[str, Any]:
@@ -326,110 +315,81 @@ def _log_lines(sources: PageSources, request: Request) -> dict[str, Any]:
     return {"lines": sources.log.after(int(after) if re.fullmatch(r"[0-9]{1,15}", after) else 0)}
 
 
-def _list_recordings(
-    sources: PageSources, access: PageAccess
-) -> Callable[[Request], Awaitable[Response]]:
-    """Return what lists the newest recordings."""
-
-    async def list_(request: Request) -> Response:
-        if not access.is_open_to(request):
-            return _refused(401, "a token is needed")
-        if (recorder := sources.parts.recorder) is None:
-            return JSONResponse({"recordings": None}, headers=_HEADERS)
-        try:
-            found = await asyncio.to_thread(recorder.files.listed)
-        except OSError as error:
-            return _refused(503, f"{recorder.files.directory}: {error.strerror}")
-        listed = [{"name": name, "bytes": size} for name, size in found[:_MOST_LISTED]]
-        return JSONResponse({"recordings": listed}, headers=_HEADERS)
-
-    return list_
+async def _list_recordings(sources: PageSources, _request: Request) -> Response:
+    if (recorder := sources.parts.recorder) is None:
+        return JSONResponse({"recordings": None}, headers=_HEADERS)
+    try:
+        found = await asyncio.to_thread(recorder.files.listed)
+    except OSError as error:
+        return _refused(503, f"{recorder.files.directory}: {error.strerror}")
+    listed = [{"name": name, "bytes": size} for name, size in found[:_MOST_LISTED]]
+    return JSONResponse({"recordings": listed}, headers=_HEADERS)
 
 
-def _download(sources: PageSources, access: PageAccess) -> Callable[[Request], Awaitable[Response]]:
-    """Return what sends a recording."""
+async def _download(sources: PageSources, request: Request) -> Response:
+    if (recorder := sources.parts.recorder) is None:
+        return _refused(404, _NO_RECORDER)
+    name: str = request.path_params["name"]
+    try:
+        file = await asyncio.to_thread(recorder.files.open, name)
+    except OSError as error:
+        return _refused(404, f"no recording {name}: {error.strerror}")
+    headers = {
+        **_HEADERS,
+        "Content-Length": str(os.fstat(file.fileno()).st_size),
+        "Content-Disposition": f'attachment; filename="{name}"',
+    }
 
-    async def send(request: Request) -> Response:
-        if not access.is_open_to(request):
-            return _refused(401, "a token is needed")
-        if (recorder := sources.parts.recorder) is None:
-            return _refused(404, _NO_RECORDER)
-        name: str = request.path_params["name"]
-        try:
-            file = await asyncio.to_thread(recorder.files.open, name)
-        except OSError as error:
-            return _refused(404, f"no recording {name}: {error.strerror}")
-        headers = {
-            **_HEADERS,
-            "Content-Length": str(os.fstat(file.fileno()).st_size),
-            "Content-Disposition": f'attachment; filename="{name}"',
-        }
+    async def blocks() -> AsyncIterator[bytes]:
+        with file:
+            while block := await asyncio.to_thread(file.read, _BLOCK_BYTES):
+                yield block
 
-        async def blocks() -> AsyncIterator[bytes]:
-            with file:
-                while block := await asyncio.to_thread(file.read, _BLOCK_BYTES):
-                    yield block
-
-        return StreamingResponse(blocks(), headers=headers, media_type="application/octet-stream")
-
-    return send
+    return StreamingResponse(blocks(), headers=headers, media_type="application/octet-stream")
 
 
-def _record(sources: PageSources) -> Callable[[Request], Awaitable[Response]]:
-    """Return what records the seconds around now: a control call, as `Record` of the lane
-    service."""
-
-    async def record(request: Request) -> Response:
-        if refusal := _refusal(sources, RECORD, request):
-            return _refused(403, refusal)
-        if (recorder := sources.parts.recorder) is None:
-            return _refused(503, _NO_RECORDER)
-        try:
-            name = await asyncio.to_thread(recorder.request, "page")
-        except Unavailable as error:
-            return _refused(503, str(error))
-        return JSONResponse({"name": name}, headers=_HEADERS)
-
-    return record
+async def _record(sources: PageSources, request: Request) -> Response:
+    """Record the seconds around now: a control call, as `Record` of the lane service."""
+    if refusal := _refusal(sources, RECORD, request):
+        return _refused(403, refusal)
+    if (recorder := sources.parts.recorder) is None:
+        return _refused(503, _NO_RECORDER)
+    try:
+        name = await asyncio.to_thread(recorder.request, "page")
+    except Unavailable as error:
+        return _refused(503, str(error))
+    return JSONResponse({"name": name}, headers=_HEADERS)
 
 
-def _tell(pages: LivePages) -> Callable[[Request], Awaitable[Response]]:
-    """Return what tells a page why its socket would be refused; of a socket no browser does."""
-
-    async def tell(request: Request) -> Response:
-        refusal = pages.refusal(request)
-        if refusal is None:
-            return JSONResponse({}, headers=_HEADERS)
-        code, text = refusal
-        return JSONResponse({"error": text}, 401 if code == NEEDS_TOKEN else 503, _HEADERS)
-
-    return tell
+async def _tell(pages: LivePages, request: Request) -> Response:
+    """Tell a page why its socket would be refused; of a socket no browser does."""
+    refusal = pages.refusal(request)
+    if refusal is None:
+        return JSONResponse({}, headers=_HEADERS)
+    code, text = refusal
+    return _refused(401 if code == NEEDS_TOKEN else 503, text)
 
 
-def _take_token(access: PageAccess) -> Callable[[Request], Awaitable[Response]]:
-    """Return what keeps a token in a cookie, which no script of any page reads."""
-
-    async def take(request: Request) -> Response:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _LONGEST_BODY_BYTES:
-                return JSONResponse({"error": "a token is no longer than 2048 characters"}, 413)
-        try:
-            token = msgspec.json.decode(body, type=_TokenBody).token.strip()
-        except ValueError as error:
-            return JSONResponse({"error": str(error)}, 400)
-        if not access.may_read(token):
-            return JSONResponse({"error": "this token does not let you read"}, 401)
-        response = Response(status_code=204)
-        response.set_cookie(
-            COOKIE,
-            token,
-            max_age=_COOKIE_DAYS * 86400,
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
-        return response
-
-    return take
+async def _take_token(sources: PageSources, request: Request) -> Response:
+    """Keep a token in a cookie, which no script of any page reads."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LONGEST_BODY_BYTES:
+            return JSONResponse({"error": "a token is no longer than 2048 characters"}, 413)
+    try:
+        token = msgspec.json.decode(body, type=_TokenBody).token.strip()
+    except ValueError as error:
+        return JSONResponse({"error": str(error)}, 400)
+    if not _may_read(sources, token):
+        return JSONResponse({"error": "this token does not let you read"}, 401)
+    response = Response(status_code=204)
+    response.set_cookie(
+        COOKIE,
+        token,
+        max_age=_COOKIE_DAYS * 86400,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return response

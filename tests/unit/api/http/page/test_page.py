@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+from contextlib import AsyncExitStack
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,10 @@ from edge_server.api.access import LOG_SETTINGS, AccessRules
 from edge_server.api.http.page.routes import (
     COOKIE,
     MISTAKE,
+    MOST_PAGES,
     NEEDS_TOKEN,
     TRY_LATER,
     LivePages,
-    PageAccess,
     page_routes,
 )
 from edge_server.api.http.page.state import PageSources, PictureWriter, state_text
@@ -214,10 +215,9 @@ def test_any_other_token_is_refused(body: bytes, status: int) -> None:
     assert "set-cookie" not in headers
 
 
-def run(page: PageSources, scenario: Callable[[LivePages], Any], **limits: int) -> None:
+def run(page: PageSources, scenario: Callable[[LivePages], Any]) -> None:
     async def play() -> None:
-        access = PageAccess(page.may_read)
-        await scenario(LivePages(page, access, **limits))
+        await scenario(LivePages(page))
 
     asyncio.run(play())
 
@@ -272,19 +272,21 @@ def test_more_pages_than_allowed_learn_why_they_must_wait() -> None:
     page = sources()
 
     async def scenario(pages: LivePages) -> None:
-        async with Browser(pages) as first:
-            await first.next_of("state")
-            async with Browser(pages) as second:
-                refusal = await second.next()
+        async with AsyncExitStack() as opened:
+            for _ in range(MOST_PAGES):
+                each = await opened.enter_async_context(Browser(pages))
+                await each.next_of("state")
+            async with Browser(pages) as refused:
+                refusal = await refused.next()
                 assert refusal["type"] == "websocket.close"
                 assert (refusal["code"], refusal["reason"]) == (
                     TRY_LATER,
-                    "1 pages are open already",
+                    f"{MOST_PAGES} pages are open already",
                 )
         async with Browser(pages) as third:
             await third.next_of("state")
 
-    run(page, scenario, most=1)
+    run(page, scenario)
 
 
 def test_a_page_without_a_token_is_refused_before_its_socket_opens_and_told_why() -> None:
