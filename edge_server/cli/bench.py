@@ -195,11 +195,7 @@ _STOP_S = 15.0
 
 @contextmanager
 def own_daemon(repositories: Sequence[str]) -> Iterator[DaemonClient]:
-    """Start a daemon on `repositories` that loads on request, and stop it at the end.
-
-    Raises:
-        Unavailable: it did not start; the text has its last lines.
-    """
+    """Start a daemon on `repositories` that loads on request, and stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="edge-server-bench-") as folder:
         log, path = Path(folder, "log"), f"{folder}/grpc.sock"
         isolated = ["-I"] if sys.flags.isolated else []
@@ -334,11 +330,7 @@ def _row(measured: Measurement) -> tuple[str, ...]:
 
 
 def run_bench(arguments: argparse.Namespace) -> None:
-    """Measure, and print the results.
-
-    Raises:
-        EdgeServerError: the daemon or the model cannot be measured; the text has the remedy.
-    """
+    """Measure, and print the results."""
     if arguments.sweep:
         _sweep(arguments)
         return

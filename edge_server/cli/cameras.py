@@ -141,9 +141,6 @@ class Measured:
         opened_s: until its first frame could be read.
         arrivals_ns: CLOCK_MONOTONIC of each frame.
         captures_ns: likewise, as the source knows it.
-        last: the last frame.
-        ended: a recording ended.
-        failure: why a camera stopped.
     """
 
     opened_s: float
@@ -155,12 +152,7 @@ class Measured:
 
 
 def probe(arguments: argparse.Namespace) -> Iterator[str]:
-    """Open a source, read it for some seconds, yield what it gives.
-
-    Raises:
-        SourceError: it gives no frames, or stopped; SourceUriError: its URI is wrong.
-        SettingsError: the credentials cannot be read.
-    """
+    """Open a source, read it for some seconds, yield what it gives."""
     uri, file, picture = arguments.uri, arguments.credentials, arguments.picture
     credentials = None if file is None else read_credentials(file)
     options = SourceOptions(credentials=credentials, reader=arguments.reader)
@@ -194,11 +186,7 @@ def _in_words(value: Any) -> str:
 
 
 def reader_of(uri: str, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:
-    """Return who reads `uri`, and why it is not GStreamer where it is not.
-
-    Raises:
-        SourceError: as `open_source`.
-    """
+    """Return who reads `uri`, and why it is not GStreamer where it is not."""
     if not is_live(uri):
         return "of recordings"
     parsed = parse_source_uri(uri)

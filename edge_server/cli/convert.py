@@ -44,11 +44,9 @@ def accept(
     a GPU only the configuration and the files of a model for one are checked.
 
     Args:
-        directory: of the model.
         framework: what runs it.
         python: an interpreter that has it. Without msgspec, which the processes of models need
             there, only configuration and files are checked.
-        show: called with each step.
 
     Raises:
         ModelConfigError: it would not load it; with check's own text.
@@ -84,7 +82,6 @@ def build_plan(directory: Path, version: int, *, strongly_typed: bool) -> None:
     """Build the plan of the model in `directory` with `plan build`, and hold it to `plan verify`.
 
     Args:
-        directory: of the model.
         version: which holds the ONNX file.
         strongly_typed: calculate in the types of the ONNX file.
 
@@ -104,14 +101,7 @@ def build_plan(directory: Path, version: int, *, strongly_typed: bool) -> None:
 
 
 def convert(arguments: argparse.Namespace) -> int:
-    """Convert as `arguments` say; return the exit code. Nothing is written unless it succeeds.
-
-    Raises:
-        ModelConfigError: the source, its configuration or the destination cannot be used.
-        InvalidRequest: flags contradict each other, or a framework refuses the source.
-        Unavailable: a framework is not installed.
-        InternalError: a framework failed.
-    """
+    """Convert as `arguments` say; return the exit code. Nothing is written unless it succeeds."""
     source = read_source(arguments.src)
     name = vars(arguments)["from"] or source_format(source.path)
     if name == "torch-module" and arguments.module:

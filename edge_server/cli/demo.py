@@ -63,9 +63,6 @@ def run_demo(
         arguments: a plain path as the source is played again and again, once in lock-step.
         stop: ends the demo, also while it starts.
         broker: `host` and `port` to publish to, beside the messages that are shown.
-
-    Raises:
-        EdgeServerError: a part is missing or wrong; see `Daemon`.
     """
     source, as_json, page_port = arguments.source, arguments.json, arguments.serve
     video: Path | None = arguments.video
@@ -182,10 +179,7 @@ def _settings(
 
 def _played(source: str, arguments: argparse.Namespace) -> str:
     """Return the URI that plays `source`: a recording in lock-step where that is asked for, or a
-    video is written of it.
-
-    Raises: SettingsError: it cannot be played so.
-    """
+    video is written of it."""
     lockstep = arguments.lockstep or arguments.video is not None
     if "://" in source and not lockstep:
         return source

@@ -146,7 +146,6 @@ def wait_until_healthy(
     """Look until the daemon has been healthy as `stability` demands, for `wait_s` at most.
 
     Args:
-        settings: the daemon's.
         required: each like `model:NAME`, see `faults_of`.
         stability: has the last look afterwards.
         progress: gets a line when what is unmet changes.

@@ -36,11 +36,7 @@ _MOST_NUMBERS = 24
 
 
 def run_infer(arguments: argparse.Namespace) -> None:
-    """Send one request and print its outputs.
-
-    Raises:
-        EdgeServerError: the daemon, the model or a file cannot be used; the text has the remedy.
-    """
+    """Send one request and print its outputs."""
     picture = None if arguments.image is None else read_picture(arguments.image)
     with connected(settings_of(arguments)) as client:
         config = config_of(client, arguments.model)
@@ -243,7 +239,6 @@ def steps_before(
     """Return the inputs of the step `model` of an ensemble, by running the steps before it.
 
     Args:
-        infer: runs a model.
         known: the ensemble's inputs; gets the tensors of the steps that were run.
     """
 

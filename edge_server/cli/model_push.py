@@ -299,10 +299,6 @@ def write_manifest(
 
     The manifest is written last and atomically, so that a daemon that follows `directory` waits for
     it.
-
-    Raises:
-        ModelConfigError: the directory is no model.
-        InternalError: the files cannot be written.
     """
     package = pack(directory, key=key, allow_interface_change=allow_interface_change)
     place = package.tree.directory

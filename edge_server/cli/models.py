@@ -85,10 +85,6 @@ def local_listing(repository: Path, store: Path | None = None, name: str = "") -
 
     Without `store`, that of the usual places is taken; one that cannot be read is only noted on
     standard error. `name` is the only model; empty for all.
-
-    Raises:
-        ModelConfigError: the repository cannot be read.
-        SettingsError: `store` cannot be read.
     """
     names = [name] if name else model_names(repository)
     inventories = [take_inventory(repository, each) for each in names]
@@ -110,11 +106,7 @@ def local_listing(repository: Path, store: Path | None = None, name: str = "") -
 def remote_listing(
     repository: RemoteRepository, store: Path | None = None, name: str = ""
 ) -> Listing:
-    """Return the listing of a repository on another machine; see `local_listing`.
-
-    Raises:
-        EdgeServerError: the repository cannot be read, or reached.
-    """
+    """Return the listing of a repository on another machine; see `local_listing`."""
     at = ["--store", str(store)] if store else []
     output = repository.output("list", repository.directory, f"--inventory={name}", *at)
     try:
@@ -124,12 +116,7 @@ def remote_listing(
 
 
 def faults_of(inventory: Inventory, keys: Sequence[Path] = ()) -> list[str]:
-    """Return the faults of a model's manifest and, if there are keys, of its signature.
-
-    Raises:
-        ModelConfigError: the model itself cannot be read.
-        SettingsError: a key is invalid.
-    """
+    """Return the faults of a model's manifest and, if there are keys, of its signature."""
     if inventory.fault:
         raise ModelConfigError(inventory.fault)
     found = _manifest_fault(inventory), _signature_fault(inventory, _policy(keys))
@@ -142,9 +129,6 @@ def rows(listing: Listing, keys: Sequence[Path] = ()) -> list[dict[str, Any]]:
     `manifest` is "none", "fits" or the mismatch; `signature` is "none", "unchecked", "good" or its
     fault; `quarantine` is the reason why no daemon with that store loads the model, or empty;
     `daemon` is the daemon's verdict, left out without verdicts.
-
-    Raises:
-        SettingsError: a key is invalid.
     """
     policy = _policy(keys)
     quarantine = {held.digest: held.reason for held in listing.quarantined}
@@ -272,10 +256,6 @@ def pull_url(
         url: see `open_origin`.
         name: the model's name here; by default the origin's.
         sha256: of the archive or the manifest.
-
-    Raises:
-        ModelConfigError: the content is not as its digest says, or no model that loads.
-        EdgeServerError: the origin cannot be reached, or `directory` refuses the model.
     """
     cache = _cache(url, sha256)
     with closing(open_origin(url, sha256)) as origin:

@@ -270,11 +270,7 @@ class Places:
 
 def begun(places: Places) -> tuple[int, str]:
     """Return the greatest serial that was applied, 0 for none, and the digest of the file of which
-    the application was begun last.
-
-    Raises:
-        SettingsError: the file that has them is damaged.
-    """
+    the application was begun last."""
     try:
         serial, digest = places.serial.read_text("ascii").split()
         return int(serial), digest

@@ -222,11 +222,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings of the running daemon, with the addresses of the flags.
-
-    Raises:
-        SettingsError: the file or an address is wrong.
-    """
+    """Return the settings of the running daemon, with the addresses of the flags."""
     from msgspec.structs import replace
 
     from edge_server.settings import Grpc, Metrics, read_settings
@@ -254,12 +250,7 @@ def _tcp(flag: str, given: str) -> dict[str, Any]:
 
 @contextmanager
 def connected(settings: Settings) -> Iterator[DaemonClient]:
-    """Yield a client of the daemon, which has responded to a first call.
-
-    Raises:
-        Unavailable: it does not respond; the text has the remedy.
-        SettingsError: no side of it can be called.
-    """
+    """Yield a client of the daemon, which has responded to a first call."""
     from edge_server.api.grpc.client import DaemonClient
 
     with DaemonClient(settings.grpc) as client:

@@ -238,11 +238,7 @@ RATES_OVER_S = 1.0
 
 
 def print_status(arguments: argparse.Namespace) -> None:
-    """Print one report.
-
-    Raises:
-        Unavailable: the daemon does not respond.
-    """
+    """Print one report."""
     settings = settings_of(arguments)
     with DaemonSampler(settings) as sampler:
         before = sampler.sample()
@@ -262,11 +258,7 @@ def _printable(text: str) -> str:
 
 
 def run_top(arguments: argparse.Namespace) -> None:
-    """Print reports until the user interrupts it, or as many were printed as are wanted.
-
-    Raises:
-        Unavailable: the daemon does not respond to the first call.
-    """
+    """Print reports until the user interrupts it, or as many were printed as are wanted."""
     settings, as_json = settings_of(arguments), arguments.json
     with ExitStack() as stack:
         # The terminal is as before also after a SIGTERM.

@@ -92,13 +92,11 @@ class Verb:
     """A verb, or one that has verbs below it.
 
     Attributes:
-        name: its words.
         run: `module:function` below edge_server. It gets the parsed arguments and returns the exit
             code, lines to print, or None. Empty where verbs are below.
         text: the help in one line.
         arguments: see `add_arguments`.
         about: the subject; by default `text`.
-        examples: the arguments of each.
         codes: the end of the help: the meaning of exit codes.
         interrupted: printed when a user interrupts the verb, or one below it.
     """

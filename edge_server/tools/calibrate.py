@@ -69,12 +69,7 @@ _ROUGH = "for a first look: distances are as wrong as the field of view is, and 
 
 
 def intrinsics(arguments: argparse.Namespace) -> Iterator[str]:
-    """Find the board in pictures, calibrate the lens, write the file and the residuals' picture.
-
-    Raises:
-        SettingsError: the pictures do not make a calibration.
-        SourceError: a picture cannot be read, or the camera gives nothing.
-    """
+    """Find the board in pictures, calibrate the lens, write the file and the residuals' picture."""
     board = CalibrationBoard.of(arguments.board)
     if bool(arguments.pictures) == bool(arguments.camera):
         raise SettingsError("give pictures of the board, or --camera URI")
@@ -134,11 +129,7 @@ def intrinsics(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def lens(arguments: argparse.Namespace) -> Iterator[str]:
-    """Write a lens of a known field of view, without distortion.
-
-    Raises:
-        EdgeServerError: the file cannot be written.
-    """
+    """Write a lens of a known field of view, without distortion."""
     width, height = arguments.size
     focal_px = width / 2 / math.tan(math.radians(arguments.fov) / 2)
     table = LensTable(
@@ -152,11 +143,7 @@ def lens(arguments: argparse.Namespace) -> Iterator[str]:
 def _moved_boards(
     uri: str, board: CalibrationBoard, count: int
 ) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """Yield pictures in which the board is in another place than in those before.
-
-    Raises:
-        SourceError: the camera fails, or the board is not seen for long.
-    """
+    """Yield pictures in which the board is in another place than in those before."""
     taken: list[NDArray[np.float32]] = []
     unseen = 0
     for image in frames_of(uri):
@@ -182,11 +169,7 @@ def whole(board: CalibrationBoard) -> str:
 
 
 def frames_of(uri: str) -> Iterator[NDArray[np.uint8]]:
-    """Yield each image of `uri`, (H, W, 3) uint8 BGR, a recording as fast as it can be read.
-
-    Raises:
-        SourceError: it gives no images.
-    """
+    """Yield each image of `uri`, (H, W, 3) uint8 BGR, a recording as fast as it can be read."""
     for frame in frames_of_source(uri):
         yield bgr_of(frame.image)
 
@@ -220,12 +203,7 @@ _LEVEL = Mounting(1.0)
 
 
 def mounting(arguments: argparse.Namespace) -> Iterator[str]:
-    """Write a mounting that is given, or that follows from marks on the ground.
-
-    Raises:
-        SettingsError: the numbers do not make a mounting.
-        SourceError: the picture cannot be read.
-    """
+    """Write a mounting that is given, or that follows from marks on the ground."""
     tables = read_tables(arguments.file)
     if arguments.mark or arguments.board:
         given = ("height", "pitch", "roll", "yaw", "x", "y")
@@ -247,12 +225,7 @@ def mounting(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def estimate(arguments: argparse.Namespace) -> Iterator[str]:
-    """Estimate pitch and yaw, and height or lane width, from the paint of a straight drive.
-
-    Raises:
-        SettingsError: the drive shows too little straight road, or contradicts itself.
-        SourceError: it cannot be read.
-    """
+    """Estimate pitch and yaw, and height or lane width, from the paint of a straight drive."""
     tables = read_tables(arguments.file)
     roll = arguments.roll
     if roll is None:
@@ -346,12 +319,7 @@ def _judged(found: MountingEstimate, height_m: float, lane_width_m: float) -> It
 
 
 def show(arguments: argparse.Namespace) -> Iterator[str]:
-    """Write a picture with a grid on the road, and the road from above beside it.
-
-    Raises:
-        SettingsError: the calibration has no mounting, or is of other pictures.
-        SourceError: the source gives no picture.
-    """
+    """Write a picture with a grid on the road, and the road from above beside it."""
     tables = read_tables(arguments.file)
     if tables.mounting is None:
         raise SettingsError(f"{arguments.file}: has no [mounting]; edge-server calibrate mounting")
@@ -383,9 +351,7 @@ def lanes_in(
     """Yield each image of `uri` with its lanes, px.
 
     Args:
-        uri: see `open_source`.
         repositories: paths of the models; without any, the shipped ones.
-        model: the name of the lane model.
 
     Raises:
         SourceError: the source gives no images.
@@ -444,11 +410,7 @@ def _scaled(camera: CameraModel, image: NDArray[np.uint8]) -> CameraModel:
 def _given(
     before: MountingTable | None, arguments: argparse.Namespace, **more: float
 ) -> MountingTable:
-    """Return the mounting of the flags, over the one before.
-
-    Raises:
-        SettingsError: a number is none of a mounting.
-    """
+    """Return the mounting of the flags, over the one before."""
     flags = {
         "height_m": "height",
         "pitch_deg": "pitch",

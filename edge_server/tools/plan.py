@@ -179,11 +179,7 @@ def _config(files: ModelFiles, config_name: str) -> ModelConfig:
 
 
 def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
-    """Build the plan of `target` with the options of its configuration and `arguments`.
-
-    Raises:
-        EdgeServerError: the build failed, and an existing plan is unchanged.
-    """
+    """Build the plan of `target` with the options of its configuration and `arguments`."""
     require_onnx(target)
     options = requested_options(target.options, arguments)
     # Which version builds matters to FP16 alone, and it takes a process to ask.

@@ -101,7 +101,6 @@ class OutputError:
     """How far an output of the result is from the source's, over all samples.
 
     Attributes:
-        name: the output.
         largest: the largest absolute error; of texts, truths and whole numbers the share of those
             that differ.
         mean: the mean absolute error.
@@ -198,7 +197,6 @@ class Converted:
     Attributes:
         interface: `inputs` and `outputs` of the result.
         samples: number of inputs that both were run on.
-        lines: to print.
     """
 
     interface: dict[str, Any]
@@ -233,12 +231,7 @@ class Conversion:
         self._result.parent.mkdir()
 
     def find_interpreters(self) -> None:
-        """Find what every stage needs before the first begins.
-
-        Raises:
-            InvalidRequest: the source does not become what is wanted.
-            Unavailable: a framework is not installed.
-        """
+        """Find what every stage needs before the first begins."""
         arguments = self._arguments
         self._first_function()
         needed = [self._format.framework, self._destination.framework]

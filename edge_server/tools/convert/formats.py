@@ -306,7 +306,6 @@ def file_in_version(directory: Path, filename: str) -> Path:
     """Return the model in a version directory of a Triton repository.
 
     Args:
-        directory: of the version.
         filename: as the configuration names it; empty without.
 
     Raises:
@@ -358,7 +357,6 @@ class SourceModel:
         outputs: the names; empty without configuration.
         labels: output → file of its labels.
         max_batch_size: None without configuration.
-        parameters: of the configuration.
         kept: its fields that hold for the result too, as text.
         of_backend: likewise those that hold for a result of the backend `backend`.
     """
@@ -399,11 +397,7 @@ def _fields_text(message: Any, names: Sequence[str]) -> str:
 
 
 def read_source(path: Path) -> SourceModel:
-    """Return the model at `path`: a file, a SavedModel, or a model's directory of a repository.
-
-    Raises:
-        ModelConfigError: its configuration is wrong, or it has no version.
-    """
+    """Return the model at `path`: a file, a SavedModel, or a model's directory of a repository."""
     is_model = path.is_dir() and (
         (path / CONFIG_NAME).exists() or any(each.name.isdecimal() for each in path.iterdir())
     )

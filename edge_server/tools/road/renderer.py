@@ -367,7 +367,6 @@ def render(
     the curvature changes slowly.
 
     Args:
-        scene: the scene to render.
         distance_m: distance driven since the start.
         width, height: of the image in pixels.
         pose: of the vehicle; None keeps its lane.

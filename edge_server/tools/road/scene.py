@@ -81,7 +81,6 @@ class PinholeCamera:
     Attributes:
         focal: focal length over the image width.
         horizon: height of the horizon, 0 = top of the image.
-        height_m: above the road.
     """
 
     focal: float

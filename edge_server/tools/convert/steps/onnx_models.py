@@ -44,11 +44,7 @@ _INT8_OPTIONS = {"ActivationSymmetric": True, "WeightSymmetric": True, "Quantize
 
 
 def take(progress: Progress, *, source: str, target: str, sampling: Sampling) -> dict[str, Any]:
-    """Check the ONNX file `source`, copy it to `target`, and run it on the samples.
-
-    Raises:
-        StepError: the file is invalid.
-    """
+    """Check the ONNX file `source`, copy it to `target`, and run it on the samples."""
     progress("checking the ONNX file")
     _check(source)
     _save(onnx.load(source), target)

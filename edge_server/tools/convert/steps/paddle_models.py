@@ -21,11 +21,7 @@ _OPSET = "17"
 
 
 def to_onnx(progress: Progress, *, source: str, target: str, sampling: Sampling) -> dict[str, Any]:
-    """Write the Paddle program `source` (.json or .pdmodel, beside its .pdiparams) as ONNX.
-
-    Raises:
-        StepError: Paddle cannot load it.
-    """
+    """Write the Paddle program `source` (.json or .pdmodel, beside its .pdiparams) as ONNX."""
     progress("loading the Paddle model")
     program = Path(source)
     parameters = program.with_suffix(".pdiparams")

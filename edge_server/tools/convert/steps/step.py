@@ -45,11 +45,7 @@ def run_command_line(
 def run(
     progress: Callable[[str], None], module: str, function: str, arguments: Mapping[str, Any]
 ) -> object:
-    """Return the result of a function of this package.
-
-    Raises:
-        InvalidRequest: the step cannot be done.
-    """
+    """Return the result of a function of this package."""
     try:
         found = importlib.import_module(f".{module}", __package__)
         return getattr(found, function)(progress, **arguments)

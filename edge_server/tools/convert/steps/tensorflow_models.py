@@ -40,9 +40,6 @@ def keras_to_onnx(
     Args:
         trust: run the code of its layers.
         outputs: their names; if empty, those of the layers.
-
-    Raises:
-        StepError: it cannot be read, or has layers that run code and is not trusted.
     """
     model = _keras(progress, source, trust=trust)
     saved = str(Path(sampling["folder"]) / "saved")
@@ -97,9 +94,6 @@ def saved_model_to_onnx(
 
     Args:
         names: output of the signature → its name in the ONNX file.
-
-    Raises:
-        StepError: it cannot be read, or has no such signature.
     """
     progress("loading the SavedModel")
     name, function, loaded = _signature(source, signature)
@@ -164,9 +158,6 @@ def graphdef_to_onnx(
 
     Args:
         outputs: names of nodes; if empty, those that no other node reads.
-
-    Raises:
-        StepError: the file is no frozen graph.
     """
     graph, inputs, found = _graph(source, outputs)
     write_inputs(inputs, sampling)
@@ -201,9 +192,6 @@ def checkpoint_to_graphdef(
 
     Args:
         outputs: names of nodes; if empty, those that no other node reads.
-
-    Raises:
-        StepError: it cannot be restored, or has no such node.
     """
     progress("restoring the checkpoint")
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
@@ -428,11 +416,7 @@ def _graph(path: str, names: Sequence[str]) -> tuple[Any, list[TensorInfo], list
 
 
 def _outputs(path: str, nodes: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Return the outputs: `names`, or what no node reads, of a graph that may be saved in training.
-
-    Raises:
-        StepError: there is no such node.
-    """
+    """Return `names`, or what no node reads, of a graph that may be saved in training."""
     read = {name.lstrip("^").partition(":")[0] for node in nodes for name in node.input}
     outputs = list(names) or [
         node.name

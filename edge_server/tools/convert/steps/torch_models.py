@@ -53,11 +53,7 @@ class Export:
 
 
 def script_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
-    """Write a TorchScript file as ONNX. Args: see `Export`.
-
-    Raises:
-        StepError: the file is none, or `inputs` lack one.
-    """
+    """Write a TorchScript file as ONNX. Args: see `Export`."""
     export = Export(progress, **arguments)
     progress("loading the TorchScript file")
     try:
@@ -265,11 +261,7 @@ def _to_onnx(
 
 
 def _run(export: Export, module: Any, inputs: Sequence[TensorInfo]) -> list[str]:
-    """Run the source on the samples; return the names of its outputs.
-
-    Raises:
-        StepError: it fails on them, or has another number of outputs.
-    """
+    """Run the source on the samples; return the names of its outputs."""
     export.progress("running the source")
     names = list(export.outputs)
 
