@@ -212,7 +212,7 @@ class Board:
 
     @property
     def is_jetson(self) -> bool:
-        return _is_jetson(self.chip, self.l4t)
+        return self.chip is not None or self.l4t is not None
 
 
 def read_board(root: Path = Path("/"), now_s: float | None = None) -> Board:
@@ -239,7 +239,9 @@ def read_board(root: Path = Path("/"), now_s: float | None = None) -> Board:
         cuda=_cuda(root),
         facts=read_within(_SENSORS_S, root),
         limits=read_group_limits(root),
-        gpu_nodes=device_nodes.read_gpu_nodes(root, account, jetson=_is_jetson(chip, l4t)),
+        gpu_nodes=device_nodes.read_gpu_nodes(
+            root, account, jetson=chip is not None or l4t is not None
+        ),
         cameras=device_nodes.read_cameras(root, account),
         argus=is_there(root / "tmp/argus_socket"),
         wall_clock=read_wall_clock(root, time.time() if now_s is None else now_s),
@@ -259,13 +261,10 @@ def _find_unit_file(root: Path) -> UnitFile | None:
     return None
 
 
-def is_jetson(root: Path = Path("/")) -> bool:
+def is_jetson() -> bool:
+    root = Path("/")
     compatible = (_device_tree(root, "compatible") or "").split("\0")
-    return _is_jetson(chip_of(compatible), read_l4t(root))
-
-
-def _is_jetson(chip: str | None, l4t: L4tRelease | None) -> bool:
-    return chip is not None or l4t is not None
+    return chip_of(compatible) is not None or read_l4t(root) is not None
 
 
 def _device_tree(root: Path, name: str) -> str | None:

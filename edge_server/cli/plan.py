@@ -178,7 +178,8 @@ def _refresh(
         # As the daemon: the first configuration that has what it needs serves.
         while spec is not None and spec.config.backend == _PLANS:
             try:
-                for plan, is_new in _plans(spec, facts, partial(report.building, name)):
+                for source, placement in _sources(spec, partial(report.building, name)):
+                    plan, is_new = source.refresh(facts, placement)
                     if is_new:
                         log.info("model %s: plan %s was built", name, plan)
                         found.built.append(plan)
@@ -193,14 +194,6 @@ def _refresh(
 def _fail(name: str, error: EdgeServerError, found: Refreshed) -> None:
     log.error("model %s: no plan that fits: %s", name, error)
     found.failures.append(f"{name}: {error}")
-
-
-def _plans(
-    spec: ModelSpec, facts: DeviceFacts, on_progress: ProgressCallback
-) -> Iterator[tuple[Path, bool]]:
-    """Yield a plan for each version and device, and whether it was built now."""
-    for source, placement in _sources(spec, on_progress):
-        yield source.refresh(facts, placement)
 
 
 def _sources(

@@ -109,14 +109,13 @@ class DaemonSampler:
         return {
             "index": index,
             "statistics": client.statistics(),
-            "backends": {name: _backend(client.config(name)) for name in loaded},
+            "backends": {
+                name: str(config.backend or config.platform)
+                for name, config in ((name, client.config(name)) for name in loaded)
+            },
             "cameras": cameras,
             "lanes": {each.name: client.latest_lanes(each.name) for each in cameras},
         }
-
-
-def _backend(config: Any) -> str:
-    return str(config.backend or config.platform)
 
 
 @dataclass(frozen=True)
@@ -326,8 +325,8 @@ def _models(before: DaemonSample, now: DaemonSample) -> tuple[ModelReport, ...] 
         numbers: dict[str, Any] = {}
         if key in counted:
             numbers = _rates(earlier.get(key), counted[key], seconds)
-        numbers |= _placed(now.metrics, *key)
-        numbers["memory_bytes"] = _memory_bytes(now.metrics, *key)
+        if now.metrics is not None:
+            numbers |= _placed(now.metrics, *key)
         backend = now.backends.get(entry.name, "")
         reports.append(
             ModelReport(entry.name, entry.version, entry.state, entry.reason, backend, **numbers)
@@ -335,20 +334,15 @@ def _models(before: DaemonSample, now: DaemonSample) -> tuple[ModelReport, ...] 
     return tuple(reports)
 
 
-def _placed(metrics: Scrape | None, model: str, version: str) -> dict[str, Any]:
+def _placed(metrics: Scrape, model: str, version: str) -> dict[str, Any]:
     of_it = {"model": model, "version": version}
-    for value in (0, 1):
-        for labels in (
-            [] if metrics is None else metrics.labels("edge_model_configuration", value, **of_it)
-        ):
-            return {"devices": labels["devices"], "degraded": not value}
-    return {}
-
-
-def _memory_bytes(metrics: Scrape | None, model: str, version: str) -> dict[str, float] | None:
-    if metrics is None:
-        return None
-    return metrics.by_label("edge_model_memory_bytes", "kind", model=model, version=version)
+    numbers: dict[str, Any] = {
+        "memory_bytes": metrics.by_label("edge_model_memory_bytes", "kind", **of_it)
+    }
+    for is_chosen in (False, True):
+        for labels in metrics.labels("edge_model_configuration", int(is_chosen), **of_it)[:1]:
+            return {**numbers, "devices": labels["devices"], "degraded": not is_chosen}
+    return numbers
 
 
 def _rates(before: Any | None, now: Any, seconds: float) -> dict[str, Any]:

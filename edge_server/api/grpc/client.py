@@ -129,8 +129,8 @@ class DaemonClient:
         """Return every model version of the repository with its state and the reason for it."""
         return tuple(self._call(self._triton.RepositoryIndex, pb.RepositoryIndexRequest()).models)
 
-    def statistics(self, model: str = "") -> Sequence[Any]:
-        request = pb.ModelStatisticsRequest(name=model)
+    def statistics(self) -> Sequence[Any]:
+        request = pb.ModelStatisticsRequest()
         return tuple(self._call(self._triton.ModelStatistics, request).model_stats)
 
     def config(self, model: str) -> Any:

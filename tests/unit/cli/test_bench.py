@@ -101,7 +101,7 @@ class Refuses(DaemonClient):
         if self.sent != 3:
             raise Unavailable("busy")
 
-    def statistics(self, model: str = "") -> tuple[()]:
+    def statistics(self) -> tuple[()]:
         return ()
 
 
