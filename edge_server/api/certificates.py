@@ -213,11 +213,7 @@ def _read(setting: str, path: str) -> tuple[bytes, int]:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Connect `client` to `server`, in memory.
-
-    Raises:
-        ssl.SSLError: it cannot.
-    """
+    """Connect `client` to `server`, in memory."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         client.wrap_bio(to_client, to_server),

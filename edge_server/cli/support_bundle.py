@@ -380,11 +380,7 @@ def _end_of(output: bytes) -> bytes:
 
 
 def _run(*command: str) -> str:
-    """Return the output of a program of the system; of a long one the end.
-
-    Raises:
-        Missing: the program does not exist here, hangs, or has no output.
-    """
+    """Return the output of a program of the system; of a long one the end."""
     try:
         done = subprocess.run(  # noqa: S603 - fixed names
             command,

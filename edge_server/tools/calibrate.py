@@ -277,11 +277,7 @@ def estimate(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _judged(found: MountingEstimate, height_m: float, lane_width_m: float) -> Iterator[str]:
-    """Yield the spacing of dashes, and what is doubtful.
-
-    Raises:
-        SettingsError: two of the numbers contradict each other.
-    """
+    """Yield the spacing of dashes, and what is doubtful."""
     near, far = found.near_dashes, found.far_dashes
     if near is None:
         yield "dashes: too few are seen to check the pitch by"

@@ -367,11 +367,7 @@ class Conversion:
 
 
 def _files(paths: Sequence[Path]) -> list[str]:
-    """Return the files of arrays at `paths`, those of a directory sorted.
-
-    Raises:
-        InvalidRequest: there are none at one of them.
-    """
+    """Return the files of arrays at `paths`, those of a directory sorted."""
     found: list[str] = []
     for path in paths:
         files = [path]
