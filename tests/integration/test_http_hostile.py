@@ -179,7 +179,7 @@ def test_five_hundred_sockets_that_hold_on_stop_neither_grpc_nor_the_unix_socket
             triton_grpc.InferenceServerClient(f"127.0.0.1:{server.daemon.grpc_port}")
         )
         for client in (over_socket, over_tcp):
-            assert client.is_server_ready(client_timeout=TIMEOUT_S)
+            assert client.is_server_ready(client_timeout=5.0)
         # A client that sends its request at once is served, whoever holds the other connections.
         assert call(server.url, "GET", READY).status == 200
         assert call(server.url, "POST", "/v2/models/add/infer", tensor()).status == 200
