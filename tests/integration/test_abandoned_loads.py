@@ -126,7 +126,7 @@ def test_a_push_ends_the_load_of_the_one_before_it_that_hangs(
     wait_until_it_hangs(server.process)
     deliver(repository, ADDS.replace("NUMBER", "2"))
     assert server.wait_for(2) <= {1}
-    assert "a later change of the model came" in server.log
+    server.process.wait_for_log("a later change of the model came")
     assert server.index()["m"] == [("READY", "")]
 
 

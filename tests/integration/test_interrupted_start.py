@@ -48,7 +48,7 @@ def test_a_first_start_that_was_killed_before_all_copies_were_kept_goes_on(
     (tmp_path / late).rename(repository / late)
     again = serve(f"--camera=front={ROAD}")
     wait_for_lanes(again, "front")
-    assert "camera front: waits for its model, lane_detection" in again.log
+    again.process.wait_for_log("camera front: waits for its model, lane_detection")
 
 
 def test_a_camera_added_with_its_model_while_the_daemon_is_off_keeps_no_other_waiting(
@@ -68,5 +68,5 @@ def test_a_camera_added_with_its_model_while_the_daemon_is_off_keeps_no_other_wa
     again = serve(f"--config={settings}")
     wait_for_lanes(again, "front")
     wait_for_lanes(again, "rear")
-    assert "camera rear: waits for its model, rear_lanes" in again.log
+    again.process.wait_for_log("camera rear: waits for its model, rear_lanes")
     assert "camera front: waits" not in again.log

@@ -94,7 +94,7 @@ def test_models_serve_whatever_their_shapes_depend_on_and_at_once(
         return found
 
     assert ask("places", 0, 2, 3) == [[1, 2]]
-    assert "output 'y' has shape [1,0], configured as [1,3]" in process.log.read_text()
+    process.wait_for_log("output 'y' has shape [1,0], configured as [1,3]")
     for model in ("completed", "scalar"):
         config = server.get_model_config(model).config
         assert [list(io.dims) for io in (*config.input, *config.output)] == [[1], [1]]

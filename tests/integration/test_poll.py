@@ -102,6 +102,7 @@ def test_what_is_broken_is_never_served_and_says_why(serve: Callable[..., Server
     assert server.wait_for_reason("is not what manifest.json says") == "READY"
     assert server.answer() == 1
     # Told once, however often it was looked at since.
+    server.process.wait_for_log("is not what manifest.json says")
     assert server.log.count("is not what manifest.json says") == 1
     assert server.metric('edge_model_reload_total{result="failed"}') == 3
     assert server.metric("edge_repo_poll_age_seconds") < TIMEOUT_S
@@ -210,7 +211,7 @@ def test_a_predecessor_that_asks_other_models_is_not_asked_again(
         return "model m: rolled back" in server.log
 
     wait_until(is_rolled_back, TIMEOUT_S, otherwise=lambda: server.log)
-    assert "requests failed; before it 0.0% did" in server.log
+    server.process.wait_for_log("requests failed; before it 0.0% did")
     assert server.metric('nv_inference_request_success{model="other",version="1"}') == asked
 
 
@@ -438,7 +439,8 @@ def test_a_store_serves_no_models_of_another_repository(
     repository.mkdir()
     server = serve(f"--model-repository={other}")
     assert server.index() == {}
-    assert f"was last used for {repository}, now for {other}, {repository}: the" in server.log
+    said = f"was last used for {repository}, now for {other}, {repository}: the"
+    server.process.wait_for_log(said)
     assert server.process.terminate() == 0
     # What was kept of the first is still there, also where that is not mounted yet.
     repository.rmdir()

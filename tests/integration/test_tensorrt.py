@@ -264,9 +264,8 @@ def test_a_plan_is_built_from_the_onnx_file_beside_it_while_the_old_one_serves(
     assert any(BUILDING.fullmatch(reason) for _, reason in said)
     assert {state for state, _ in said} == {"READY"}
     assert model_states(connected) == ("READY", "")
-    log = process.log.read_text()
-    assert "model adding: a plan is built: missing" in log, log
-    assert "model adding: plan: building" in log
+    process.wait_for_log("model adding: a plan is built: missing")
+    process.wait_for_log("model adding: plan: building")
     assert len(list(plans.glob("*/model.plan"))) == 2
 
 

@@ -327,8 +327,8 @@ def test_mutual_tls_lets_in_who_is_signed_and_nobody_else(
     assert not live(signed, stranger.ca)
     assert not is_live(f"127.0.0.1:{process.port}", stack)  # plain text
     assert live(signed, authority.ca)
-    assert "listening on 127.0.0.1:" in process.log.read_text()
-    assert "with mutual TLS" in process.log.read_text()
+    process.wait_for_log("listening on 127.0.0.1:")
+    process.wait_for_log("with mutual TLS")
 
 
 def test_certificates_that_are_renewed_are_what_new_connections_see(
@@ -361,10 +361,12 @@ def test_certificates_that_are_renewed_are_what_new_connections_see(
         client_ca.unlink()
         assert tls_live(process, other, stranger.ca)
         assert before.is_server_live()
+    stay = f"certificates stay as they were: grpc.tls.client_ca: {client_ca}"
+    process.wait_for_log(stay)
     log = process.log.read_text()
     assert log.count(f"{key}: is not the key of {certificate}") == 1
     assert log.count("certificates were renewed") == 2
-    assert log.count(f"certificates stay as they were: grpc.tls.client_ca: {client_ca}") == 1
+    assert log.count(stay) == 1
 
 
 def test_tls_without_mutual_asks_no_client(

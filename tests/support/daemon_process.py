@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from support.free_ports import free_ports
 from support.notify_socket import NotifySocket
 from support.preloaded import start_daemon
+from support.waiting import TIMEOUT_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-TIMEOUT_S = 30.0
 
 
 class Process:
@@ -48,6 +47,14 @@ class Process:
             if self.popen.poll() is not None:
                 raise AssertionError(f"ended with {self.popen.returncode}:\n{self.log.read_text()}")
             assert time.monotonic() < end, f"{assignment} was not said:\n{self.log.read_text()}"
+
+    def wait_for_log(self, text: str, since: int = 0) -> None:
+        """Wait until the log, which a thread of its own writes, has `text`, after its first `since`
+        characters."""
+        wait_until(
+            lambda: text in self.log.read_text()[since:],
+            otherwise=lambda: f"{text} is not logged:\n{self.log.read_text()}",
+        )
 
     def terminate(self) -> int:
         self.popen.send_signal(signal.SIGTERM)

@@ -6,8 +6,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support.mosquitto import PATIENCE_S, Subscriber
-from support.waiting import wait_until
+from support.mosquitto import Subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,11 +69,7 @@ class Drive:
 
     def wait_for_log(self, text: str, since: int = 0) -> None:
         """Wait until the log has `text`, after its first `since` characters."""
-        wait_until(
-            lambda: text in self.log[since:],
-            PATIENCE_S,
-            otherwise=lambda: f"{text} is not logged:\n{self.log}",
-        )
+        self.process.wait_for_log(text, since=since)
 
     def wait_for_lanes(self, name: str) -> dict:
         """New ones, of which the first may be of before."""

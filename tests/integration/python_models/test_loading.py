@@ -488,7 +488,7 @@ def auto_complete_config(config):
     assert text in caught.value.message()
     server.client.unload_model("m")
     server.wait_until(lambda: server.state("m") == ("UNAVAILABLE", "unloaded"))
-    assert f"finalize: TritonModelException: {text}" in server.process.log.read_text()
+    server.process.wait_for_log(f"finalize: TritonModelException: {text}")
     assert not server.client.is_model_ready("b")
 
 
