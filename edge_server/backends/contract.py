@@ -6,8 +6,9 @@ responds in its own order (Python models, decoupled models) implements `Instance
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
     from edge_server.requests import Respond
+
+log = logging.getLogger(__name__)
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[Tensors, frozenset[str]], Tensors]
@@ -429,6 +432,19 @@ def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[BackendP
         raise ModelConfigError(
             f"{files.config_path}: parameters: {mistake}; backend '{config.backend}' knows: {known}"
         ) from error
+
+
+def log_unknown_parameters(config: ModelConfig, known: Collection[str], shown: str) -> None:
+    """Log each parameter that is neither of `known`, nor of every model; `shown` are the known ones
+    for the text."""
+    for name in sorted(config.parameters.keys() - {*known} - OF_EVERY_MODEL):
+        log.warning(
+            "model %s: parameter '%s' has no effect here: backend '%s' knows: %s",
+            config.name,
+            name,
+            config.backend,
+            shown,
+        )
 
 
 def ours(config: ModelConfig, kind: type[BackendParameters]) -> ModelConfig:

@@ -38,12 +38,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from edge_server.backends.contract import (
-    OF_EVERY_MODEL,
     BackendParameters,
     Model,
     TensorInstance,
     Tensors,
     check_parameters,
+    log_unknown_parameters,
     ours,
     parameters_of,
     rows_of,
@@ -230,13 +230,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     """Complete names, types, shapes and the batch size from the ONNX file: see `complete_from`."""
     own = ours(config, OnnxRuntimeParameters)
     check_parameters(files, own, OnnxRuntimeParameters)
-    for name in sorted(config.parameters.keys() - own.parameters.keys() - OF_EVERY_MODEL):
-        log.warning(
-            "model %s: parameter '%s' has no effect here: backend 'onnxruntime' knows: %s",
-            config.name,
-            name,
-            ", ".join(OnnxRuntimeParameters.__struct_encode_fields__),
-        )
+    known = ", ".join(OnnxRuntimeParameters.__struct_encode_fields__)
+    log_unknown_parameters(config, own.parameters, known)
     for name in sorted(_CUDA_WORDS.keys() & own.parameters.keys()):
         if all(placement.gpu is None for placement in _placements(config)):
             log.warning(

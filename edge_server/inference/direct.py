@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from edge_server.errors import (
     DeadlineExceeded,
     EdgeServerError,
-    ModelConfigError,
     Unavailable,
 )
 from edge_server.inference.line import Waiter
@@ -229,11 +228,6 @@ class _Made(NamedTuple):
 
 def _make(config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None) -> list[_Made]:
     groups = config.instance_groups
-    if groups and all(group.passive for group in groups):
-        raise ModelConfigError(
-            f"model '{config.name}' has only passive instances, which never run; let one "
-            "instance_group be not passive"
-        )
     shares = limiter.enrol(groups) if limiter is not None else []
     # Several groups may have one name.
     numbers: Counter[str] = Counter()

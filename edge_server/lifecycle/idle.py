@@ -64,7 +64,12 @@ class IdleModels:
         stands in for a configuration that is being prepared."""
         quiet, self._quiet = self._quiet, {}
         due: list[LoadedVersions] = []
-        for serving in self._servings():
+        with self._table.lock:
+            busy = self._busy()
+            servings = [record.serving for record in self._table if record.name not in busy]
+        for serving in servings:
+            if serving is None:
+                continue
             name, limit_s = serving.model_spec.name, _limit_s(serving)
             if not limit_s or serving.idle:
                 continue
@@ -76,13 +81,6 @@ class IdleModels:
                 due.append(serving)
         if due:
             self._unload(due)
-
-    def _servings(self) -> list[LoadedVersions]:
-        """Return what serves and may be unloaded."""
-        with self._table.lock:
-            busy = self._busy()
-            found = [record.serving for record in self._table if record.name not in busy]
-        return [serving for serving in found if serving is not None]
 
     def _unload(self, due: Sequence[LoadedVersions]) -> None:
         with self._table.lock:

@@ -7,7 +7,6 @@ framework's file declares its tensors, the configuration is completed from it.
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from edge_server.backends.contract import (
-    OF_EVERY_MODEL,
     BackendParameters,
     check_parameters,
+    log_unknown_parameters,
     ours,
     parameters_of,
 )
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import LoadContext
-
-log = logging.getLogger(__name__)
 
 _RUNNER = "edge_server.backends.frameworks.runner"
 
@@ -123,15 +120,9 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     directory = files.versions[version]
     parameters = checked_parameters(files, config)
     check_parameters(files, ours(config, framework.parameters), framework.parameters)
-    known = {*framework.parameters.__struct_fields__, *PythonParameters.__struct_fields__}
-    for name in sorted(config.parameters.keys() - known - OF_EVERY_MODEL):
-        log.warning(
-            "model %s: parameter '%s' has no effect here: backend '%s' knows: %s",
-            config.name,
-            name,
-            config.backend,
-            ", ".join(framework.parameters.__struct_fields__) or "none",
-        )
+    known = framework.parameters.__struct_fields__
+    also = PythonParameters.__struct_fields__
+    log_unknown_parameters(config, (*known, *also), ", ".join(known) or "none")
     _check_accelerators(files, config)
     path = directory / config.default_model_filename
     _require(path, framework, config.name)

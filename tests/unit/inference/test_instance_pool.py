@@ -15,7 +15,7 @@ from support.waiting import TIMEOUT_S, wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
-from edge_server.errors import Cancelled, DeadlineExceeded, InternalError, ModelConfigError
+from edge_server.errors import Cancelled, DeadlineExceeded, InternalError
 from edge_server.inference.direct import InstancePool
 from edge_server.inference.line import RateLimiter, ResourceLimit
 from edge_server.model_config.config import ModelConfig, Placement
@@ -228,11 +228,6 @@ def test_passive_instances_are_made_and_closed_and_never_lent() -> None:
         pool.take(urgent=False, deadline=time.monotonic() + 0.01)
     pool.close()
     assert all(instance.closed for instance in model.made.values())
-
-
-def test_a_model_that_would_never_run_is_not_loaded() -> None:
-    with pytest.raises(ModelConfigError, match="'m' has only passive instances"):
-        InstancePool.of(config("count: 1 passive: true"), Making())
 
 
 def test_without_a_limiter_resources_change_nothing() -> None:
