@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
     from edge_server.inference.registry import Lease, LoadedModel, ModelEntry, ModelRegistry
     from edge_server.model_config.config import ModelConfig
-    from edge_server.requests import (
-        Cancellation,
-        InferRequest,
-        InferResponse,
-        Respond,
-    )
+    from edge_server.requests import Cancellation, InferRequest, InferResponse, Respond
 
 log = logging.getLogger(__name__)
 

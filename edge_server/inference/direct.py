@@ -9,11 +9,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from edge_server.errors import (
-    DeadlineExceeded,
-    EdgeServerError,
-    Unavailable,
-)
+from edge_server.errors import DeadlineExceeded, EdgeServerError, Unavailable
 from edge_server.inference.line import Waiter
 from edge_server.inference.registry import Submits
 from edge_server.model_config.parse import PROCESS_BACKENDS

@@ -23,13 +23,7 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
-from edge_server.inference.registry import (
-    ModelEntry,
-    ModelState,
-    Snapshot,
-    close_model,
-    innermost,
-)
+from edge_server.inference.registry import ModelEntry, ModelState, Snapshot, close_model, innermost
 from edge_server.inference.request_check import check_request
 from edge_server.inference.scheduling import size_bytes
 from edge_server.model_config.parse import FRAMEWORK_BACKENDS, interface_break

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from edge_server.errors import (
-    EdgeServerError,
-    NotFound,
-    Unavailable,
-)
+from edge_server.errors import EdgeServerError, NotFound, Unavailable
 from edge_server.inference.request_check import check_request, parse_version
 from edge_server.process.threads import side_by_side, start_thread
 from edge_server.requests import Reply

@@ -24,12 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_server.backends.contract import check_parameters, ours, parameters_of
-from edge_server.backends.tensorrt.plan_cache import (
-    PlanCache,
-    build_lock,
-    ensure_plan,
-    make_plan,
-)
+from edge_server.backends.tensorrt.plan_cache import PlanCache, build_lock, ensure_plan, make_plan
 from edge_server.backends.tensorrt.plan_config import (
     NOT_ON_A_GPU,
     Options,

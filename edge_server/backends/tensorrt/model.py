@@ -11,10 +11,7 @@ from weakref import WeakSet
 from edge_server.backends.contract import Model
 from edge_server.backends.tensorrt.engine import Engine, facts_of
 from edge_server.backends.tensorrt.instance import PlanInstance, graph_shapes
-from edge_server.backends.tensorrt.plan_config import (
-    NOT_ON_A_GPU,
-    agreed,
-)
+from edge_server.backends.tensorrt.plan_config import NOT_ON_A_GPU, agreed
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.files import ModelFiles
 

@@ -45,12 +45,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_server.backends.contract import (
-    Instance,
-    Model,
-    Phases,
-    on_host,
-)
+from edge_server.backends.contract import Instance, Model, Phases, on_host
 from edge_server.backends.vision.image_preprocess_config import (
     SIZES_KEPT,
     Preprocessing,
@@ -84,11 +79,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import (
-        ExecuteRequest,
-        LoadContext,
-        Tensors,
-    )
+    from edge_server.backends.contract import ExecuteRequest, LoadContext, Tensors
     from edge_server.backends.vision.image_preprocess_config import RequestFrames
     from edge_server.backends.vision.preprocess_cpu import UndistortionMap
     from edge_server.gpu.device import Device, Devices

@@ -22,12 +22,7 @@ from edge_server.backends.python.pb_utils.tensor import (
     text,
     whole,
 )
-from edge_server.backends.python.shared_memory import (
-    ArenaFull,
-    pack_for_daemon,
-    take_back,
-    unpack,
-)
+from edge_server.backends.python.shared_memory import ArenaFull, pack_for_daemon, take_back, unpack
 from edge_server.process.child import MessageTooLong
 from edge_server.tensors import DataType
 
