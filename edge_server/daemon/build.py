@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from edge_server.errors import Reason
     from edge_server.inference.otlp import SpanSender
     from edge_server.inference.scheduling import Scheduling
-    from edge_server.lifecycle.control import PollControl, RepositoryControl
+    from edge_server.lifecycle.control import RepositoryControl
     from edge_server.pipeline.event_log import EventLog
     from edge_server.pipeline.lane_pipeline import Listener
     from edge_server.pipeline.networks import NetworkListener
@@ -66,7 +66,7 @@ class Inference:
     devices: Devices
     data_plane: DataPlane
     scheduling: Scheduling
-    control: RepositoryControl | PollControl
+    control: RepositoryControl
     camera_models: set[str]
     traces: TraceWriter | None
     spans: SpanSender | None

@@ -290,7 +290,7 @@ class KnownSurroundings:
 
 def channel_followers(
     settings: Settings,
-    control: RepositoryControl | PollControl,
+    control: RepositoryControl,
     surroundings: KnownSurroundings,
     events: EventLog,
 ) -> list[ChannelFollower]:

@@ -275,7 +275,7 @@ class StatusReport:
     def __init__(
         self,
         data_plane: DataPlane,
-        control: RepositoryControl | PollControl,
+        control: RepositoryControl,
         pipelines: Sequence[LanePipeline],
         publisher: Publisher,
         *,

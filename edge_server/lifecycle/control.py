@@ -254,8 +254,8 @@ def _line(name: str, failure: LoadFailure) -> str:
     return f"{text}{status}: {error};\n"
 
 
-class PollControl:
-    """The `ModelControl` of mode POLL: follows the repositories and refuses load requests. It scans
+class PollControl(RepositoryControl):
+    """The control of mode POLL: follows the repositories, and refuses requests as NONE. It scans
     every `poll_s` seconds, more often while a model is changing; inotify only makes a scan start
     earlier.
 
@@ -274,15 +274,14 @@ class PollControl:
         settle_s: float,
         exit_on_error: bool = True,
     ) -> None:
+        super().__init__(loader, exit_on_error=exit_on_error)
         # No deadline: a disk that hangs must not end the process, as the loaded models still serve.
         self.worker = Worker("repository", self._tick, deadline_s=math.inf)
         self.updates = Updates(loader, deployments)
-        self._loader = loader
         self.deployments = deployments
         self._table = deployments.table
         self._repositories = tuple(repositories)
         self._poll_s = poll_s or math.inf
-        self._exit_on_error = exit_on_error
         # Enough for every complete model, and for one whose last file was just written.
         self._first_timeout_s = 2 * settle_s + 1.0
         self._change_detector = ChangeDetector(settle_s, read_manifest)
@@ -342,26 +341,6 @@ class PollControl:
         self._scanned_s = time.monotonic()
         return bool(self._settling())
 
-    @property
-    def loads_on_request(self) -> bool:
-        return False
-
-    def load(self, name: str, options: LoadOptions = PLAIN_LOAD) -> None:
-        del name, options
-        raise Unavailable(NOT_ALLOWED)
-
-    def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        del name, unload_dependents
-        raise Unavailable(NOT_ALLOWED)
-
-    def unload_idle(self, now: float) -> None:
-        """See `IdleModels.look`."""
-        self._loader.idle.look(now)
-
-    def index(self, *, only_ready: bool) -> list[ModelEntry]:
-        """See `ModelControl.index`."""
-        return self._table.registry.snapshot.index(only_ready=only_ready)
-
     def poll_age_s(self, now: float) -> float:
         """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
         return now - self._scanned_s
@@ -373,7 +352,7 @@ class PollControl:
         # A disk that hangs may block the scan; the models need part of the time, too.
         self.worker.stop(timeout_s / 2)
         self.updates.close()
-        self._loader.close(max(0.0, until - time.monotonic()))
+        super().close(max(0.0, until - time.monotonic()))
         self._inotify_watch.close()
         self.deployments.store.close()
 
