@@ -307,7 +307,6 @@ class DirectScheduler(Submits):
         self._executor = executor
         self._pool = pool
         self._expected_wait = ExpectedWait(len(pool))
-        self.running_since = pool.running_since
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._executor.config.decoupled:
@@ -347,6 +346,9 @@ class DirectScheduler(Submits):
 
     def pending(self) -> int:
         return self._pool.waiting()
+
+    def running_since(self) -> float:
+        return self._pool.running_since()
 
     def close(self) -> None:
         self._pool.close()

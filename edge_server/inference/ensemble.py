@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from functools import lru_cache, partial
-from math import inf
 from typing import TYPE_CHECKING
 
 from edge_server.errors import EdgeServerError, Unavailable
@@ -362,11 +361,7 @@ class EnsembleScheduler(Submits):
         run = EnsembleRun(plan, call, snapshot, respond, threads=self._threads, slots=self._slots)
         run.start()
 
-    def pending(self) -> int:
-        return 0  # the members count the waiting requests, and their runs
-
-    def running_since(self) -> float:
-        return inf
+    # The members count the waiting requests, and their runs.
 
     def close(self) -> None:
         for slots in self._slots:

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -93,16 +94,17 @@ class Scheduler(Protocol):
         is raised instead."""
         ...
 
-    def pending(self) -> int: ...
+    def pending(self) -> int:
+        return 0
 
     def running_since(self) -> float:
         """When the oldest unfinished run began (`time.monotonic()`); infinity where nothing runs.
         Equal values are the same run."""
-        ...
+        return inf
 
     def close(self) -> None:
-        """Release the instances; called when no request runs any more."""
-        ...
+        """Release the instances, if any; called when no request runs any more."""
+        return
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,7 +296,7 @@ class Snapshot:
         return [v for v, entry in self._by_name.get(name, {}).items() if entry.loaded]
 
 
-class Submits:
+class Submits(Scheduler):
     """A scheduler whose `infer` submits the request and waits for its response."""
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
@@ -307,9 +309,6 @@ class Submits:
             reply(None, True)
             raise
         return reply.wait(request)
-
-    def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
-        raise NotImplementedError
 
 
 class SchedulerWrapper(Submits):

@@ -205,15 +205,6 @@ class _Waking(Scheduler):
             lease.release()
             raise
 
-    def pending(self) -> int:
-        return 0
-
-    def running_since(self) -> float:
-        return inf
-
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 def _scheduler(request: InferRequest, snapshot: Snapshot) -> Scheduler:
     loaded = snapshot.find(request.model_name, request.model_version)
