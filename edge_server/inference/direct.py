@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import DeadlineExceeded, EdgeServerError, Unavailable
 from edge_server.inference.line import Waiter
@@ -18,7 +18,7 @@ from edge_server.process.threads import run_parallel, side_by_side
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from edge_server.backends.contract import Instance
+    from edge_server.backends.contract import Instance, Model
     from edge_server.inference.execution import Executor
     from edge_server.inference.line import RateLimiter, Share
     from edge_server.inference.registry import Snapshot
@@ -69,15 +69,13 @@ class InstancePool:
         self._urgent_in_a_row = 0
 
     @staticmethod
-    def of(
-        config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None = None
-    ) -> InstancePool:
+    def of(config: ModelConfig, model: Model, limiter: RateLimiter | None = None) -> InstancePool:
         """Create all instances of the configuration, or raise and close those that were made."""
         return _pool_of(_make(config, model, limiter), limiter)
 
     @staticmethod
     def each_of(
-        config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None = None
+        config: ModelConfig, model: Model, limiter: RateLimiter | None = None
     ) -> list[InstancePool]:
         """One pool per running instance; passive instances are closed with the first. Raises as
         `of`."""
@@ -210,19 +208,13 @@ class InstancePool:
                 self._limited -= 1
 
 
-class MakesInstances(Protocol):
-    """A model, or what warms its instances up."""
-
-    def make_instance(self, name: str, placement: Placement) -> Instance: ...
-
-
 class _Made(NamedTuple):
     instance: Instance
     passive: bool
     share: Share | None
 
 
-def _make(config: ModelConfig, model: MakesInstances, limiter: RateLimiter | None) -> list[_Made]:
+def _make(config: ModelConfig, model: Model, limiter: RateLimiter | None) -> list[_Made]:
     groups = config.instance_groups
     shares = limiter.enrol(groups) if limiter is not None else []
     # Several groups may have one name.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
-from edge_server.backends.contract import ExecuteRequest, Interruptible
+from edge_server.backends.contract import ExecuteRequest, Interruptible, Model
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError, ModelLoadError
 from edge_server.inference.direct import DirectScheduler, InstancePool
 from edge_server.inference.dynamic_batch import DynamicBatchScheduler
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import Instance, Model, Tensors
-    from edge_server.inference.direct import MakesInstances
+    from edge_server.backends.contract import Instance, Tensors
     from edge_server.inference.line import RateLimiter
     from edge_server.inference.registry import Scheduler
     from edge_server.model_config.config import ModelConfig, Placement
@@ -221,7 +220,7 @@ def read_samples(config: ModelConfig, folder: Path) -> list[tuple[Warmup, Mappin
     return samples
 
 
-class _WarmingModel:
+class _WarmingModel(Model):
     """Makes instances that have run the samples, which no statistics count, in an empty snapshot; a
     Python model finds the models that serve already. A run that hangs is ended where the backend
     can."""
@@ -434,7 +433,7 @@ class Scheduling:
             return scheduler
         return CachingScheduler(scheduler, self._cache, config, statistics)
 
-    def _scheduler(self, executor: Executor, model: MakesInstances, directory: Path) -> Scheduler:
+    def _scheduler(self, executor: Executor, model: Model, directory: Path) -> Scheduler:
         config, watch, limiter = executor.config, self._watch, self._limiter
         if (batching := config.sequence_batching) is not None:
             return SequenceScheduler(

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
     from pathlib import Path
 
-    from edge_server.backends.contract import Tensors
+    from edge_server.backends.contract import Model, Tensors
     from edge_server.errors import EdgeServerError
-    from edge_server.inference.direct import MakesInstances
     from edge_server.inference.execution import Executor
     from edge_server.inference.line import LineWatch, RateLimiter
     from edge_server.inference.registry import Snapshot
@@ -71,7 +70,7 @@ class SequenceScheduler(Submits):
         self,
         executor: Executor,
         batching: SequenceBatching,
-        model: MakesInstances,
+        model: Model,
         directory: Path,
         *,
         watch: LineWatch,
