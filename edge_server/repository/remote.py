@@ -153,7 +153,9 @@ def _artifact(repository: OciRepository, url: str, sha256: str) -> Origin:
         manifest = json.loads(data)
         layers = [_layer(repository, layer, url) for layer in manifest["layers"]]
         annotations = {str(k): str(v) for k, v in (manifest.get("annotations") or {}).items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        *(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),
+    ) as error:
         raise ModelConfigError(
             f"{url}: is no image manifest ({error}); of an index of several platforms, give the "
             "digest of one"

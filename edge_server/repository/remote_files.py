@@ -31,6 +31,8 @@ _PIECE_BYTES = 1 << 16
 _LONGEST_NUMBER = 20
 # Connect, and read: a server that sends nothing for that long counts as gone.
 _TIMEOUT_S = (10.0, 60.0)
+# Of a redirect, or of a registry's login.
+_MOST_SMALL_BYTES = 1 << 20
 _S3_NOT_FOUND = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _S3_REFUSED = {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 _S3_CHANGED = {"412", "PreconditionFailed", "InvalidRange"}
@@ -163,7 +165,7 @@ class OciRepository(HttpsStore):
         response = super()._get(url, {**headers, **self._auth.get_auth_header()})
         if response.status_code not in (401, 403):
             return response
-        headers, is_changed = self._auth.authenticate_request(response, headers)
+        headers, is_changed = self._login(url, response, headers)
         if not is_changed:
             raise Unavailable(
                 f"{url}: Cannot respond to request for authentication.; `docker login` stores "
@@ -171,9 +173,22 @@ class OciRepository(HttpsStore):
             )
         response = super()._get(url, headers)
         if response.status_code in (401, 403):  # the token may have expired
-            headers, _ = self._auth.authenticate_request(response, headers, refresh=True)
+            headers, _ = self._login(url, response, headers, refresh=True)
             response = super()._get(url, headers)
         return response
+
+    def _login(self, url: str, response: Any, headers: dict[str, str], **how: bool) -> Any:
+        import requests  # noqa: PLC0415 - see above
+
+        try:
+            return self._auth.authenticate_request(response, headers, **how)
+        except requests.RequestException:
+            raise
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            # oras takes both as they come.
+            raise Unavailable(
+                f"{url}: neither asks for a login nor gives a token as registries do: {error}"
+            ) from error
 
 
 @contextmanager
@@ -352,11 +367,43 @@ def _https_session() -> Any:
         def send(self, request: Any, **how: Any) -> Any:
             return super().send(request, **{**how, "timeout": how.get("timeout") or _TIMEOUT_S})
 
+    def bound(response: Any, *, stream: bool = False, **_: Any) -> None:
+        if response.is_redirect or not stream:
+            response.raw = _Small(response.raw)
+
     session = requests.Session()
     session.mount("https://", WithTimeout())
+    session.headers["Accept-Encoding"] = "identity"
+    session.hooks["response"].append(bound)
     # A request to another address could carry credentials.
     del session.adapters["http://"]
     return session
+
+
+class _Small:
+    """The body of a response that `requests` reads whole; a longer one raises ConnectionError."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def stream(self, amt: int, **_: Any) -> Iterator[bytes]:
+        import requests  # noqa: PLC0415 - see above
+
+        left = _MOST_SMALL_BYTES
+        for piece in self._raw.stream(amt, decode_content=False):
+            left -= len(piece)
+            if left < 0:
+                raise requests.ConnectionError(
+                    f"a redirect or a login of more than {_MOST_SMALL_BYTES >> 20} MiB"
+                )
+            yield piece
+
+    def read(self, *_: Any, **__: Any) -> bytes:
+        """Return nothing: what follows a broken piece is left."""
+        return b""
 
 
 @contextmanager

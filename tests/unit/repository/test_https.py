@@ -9,8 +9,9 @@ import pytest
 import requests
 import urllib3
 
-from edge_server.errors import Unavailable
-from edge_server.repository.remote_files import HttpsStore, OciRepository
+from edge_server.errors import ModelConfigError, Unavailable
+from edge_server.repository import remote
+from edge_server.repository.remote_files import ConnectionCut, HttpsStore, OciRepository
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,6 +115,61 @@ def test_a_registry_gets_a_token_once_it_asks_for_one(
     blob = found.blob("sha256:0", 0, "")
     assert (b"".join(blob.pieces), blob.tag) == (b"abc", "sha256:0")
     assert server.logins[-1] == "Bearer two"
+
+
+ENDLESS = b"[" * (2 << 20)
+
+
+def test_a_redirect_is_not_read_without_end() -> None:
+    server = Server((302, {"Location": "https://host/x"}, ENDLESS), (200, {}, b"abc"))
+    with pytest.raises(ConnectionCut, match="a redirect or a login of more than 1 MiB"):
+        store(server).open("net.tar.gz", 0, "")
+
+
+@pytest.mark.parametrize(
+    ("responses", "error", "says"),
+    [
+        ([(401, WANTED, b""), (200, {}, ENDLESS)], ConnectionCut, "more than 1 MiB"),
+        (
+            [(401, WANTED, b""), (200, {}, ENDLESS[:500_000])],
+            Unavailable,
+            "neither asks for a login",
+        ),
+        ([(401, WANTED, b""), (200, {}, b"[]")], Unavailable, "neither asks for a login"),
+        (
+            [(401, {"Www-Authenticate": "Bearer realm"}, b"")],
+            Unavailable,
+            "neither asks for a login",
+        ),
+    ],
+    ids=["endless", "deep", "no_object", "no_realm"],
+)
+def test_a_login_that_is_none_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    responses: list[Response],
+    error: type[Exception],
+    says: str,
+) -> None:
+    with pytest.raises(error, match=says):
+        registry(Server(*responses), monkeypatch, tmp_path).manifest("x")
+
+
+def test_a_layer_of_an_impossible_size_makes_no_manifest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    digest = "sha256:" + "0" * 64
+    manifest = f'{{"layers": [{{"digest": "{digest}", "size": 1e999}}]}}'.encode()
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    class Simulated(OciRepository):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.close.__self__.mount("https://", Server((200, {}, manifest)))
+
+    monkeypatch.setattr(remote, "OciRepository", Simulated)
+    with pytest.raises(ModelConfigError, match="is no image manifest"):
+        remote.open_origin("oci://registry.example/fleet/net:1")
 
 
 def test_a_registry_that_names_no_login_is_reported(
