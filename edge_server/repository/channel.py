@@ -33,7 +33,7 @@ from edge_server.errors import (
     Unavailable,
 )
 from edge_server.process.disk import file_sha256
-from edge_server.process.text import as_utf8
+from edge_server.process.text import as_utf8, shortened
 from edge_server.process.threads import Backoff, Worker
 from edge_server.repository.content import usable_tree
 from edge_server.repository.manifest import SIGNATURE_BYTES, PublicKeys
@@ -279,6 +279,9 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 # The first attempt after the start, and after one that failed; later ones up to the interval.
 _RETRY_S = 10.0
+# A registry that drips has sent no piece of a download for that long, or no index.
+_SILENT_S = 150.0
+_LONGEST_FAULT = 1000
 UNREACHABLE = "unreachable"
 REFUSED = "refused"
 _ROLLED_BACK = "rolled_back"
@@ -360,7 +363,18 @@ class ChannelFollower:
         self._retry = Backoff(min(_RETRY_S, interval_s), interval_s)
         self._fault = ""
         self._due_s = time.monotonic() + self._retry.next_s()
-        self.report = self._look()
+        self._report = self._look()
+
+    @property
+    def report(self) -> ChannelReport:
+        """What there is to say of the channel now; for any thread."""
+        at_s, _ = self.worker.heartbeat
+        if not self.worker.alive or time.monotonic() - at_s < _SILENT_S:
+            return self._report
+        fault = (
+            f"{UNREACHABLE}: {self._source}: no piece of what it sends has come for {_SILENT_S:g} s"
+        )
+        return replace(self._report, fault=fault)
 
     def _tick(self, now: float) -> None:
         self.step(now)
@@ -368,11 +382,11 @@ class ChannelFollower:
 
     def step(self, now: float) -> None:
         """Do what is due at `now`, of `time.monotonic()`; raises nothing."""
-        before = self.report.state
+        before = self._report.state
         try:
-            self.report = self._look()
+            self._report = self._look()
             self._conclude()
-            if self.report.state == "due" != before:
+            if self._report.state == "due" != before:
                 # A fleet that waited for one moment does not come in that moment.
                 soon_s = min(self._interval_s, 60.0)
                 self._due_s = min(self._due_s, now + random.uniform(0, soon_s))  # noqa: S311 - no secret
@@ -392,17 +406,18 @@ class ChannelFollower:
         # Not from `now`: a pull may have taken minutes.
         pause = self._retry if self._fault else Backoff(self._interval_s, self._interval_s)
         self._due_s = time.monotonic() + pause.next_s()
-        self.report = self._look()
+        self._report = self._look()
 
     def _note(self, fault: str) -> None:
         if not fault:
             self._retry.reset()
-        if as_utf8(fault) != self._fault:
+        fault = shortened(as_utf8(fault), _LONGEST_FAULT)  # a registry's words may be in it
+        if fault != self._fault:
             text = fault or "is followed again"
             log.log(logging.WARNING if fault else logging.INFO, "channel %s: %s", self._name, text)
             if fault.startswith(REFUSED):
-                self._on_news("index_refused", replace(self.report, fault=fault))
-        self._fault = as_utf8(fault)
+                self._on_news("index_refused", replace(self._report, fault=fault))
+        self._fault = fault
 
     def _poll(self) -> None:
         with closing(open_origin(self._source, ca_file=self._ca_file)) as origin:
@@ -416,8 +431,8 @@ class ChannelFollower:
                     "channel %s: serial %d: %s for %g %%",
                     *(self._name, release.serial, release.model, release.share),
                 )
-            self.report = self._look()
-            if self.report.state == "due":
+            self._report = self._look()
+            if self._report.state == "due":
                 self._place(origin, release)
 
     def _place(self, origin: Origin, release: Release) -> None:
@@ -428,8 +443,7 @@ class ChannelFollower:
             )
         model, cache = release.model, self._cache / release.archive
         origin = dataclasses.replace(origin, name=model)
-        # Looked at meanwhile, too: how long the vehicle stands is counted from look to look.
-        place, fetched = fetch(origin, cache, lambda _: self._surroundings(), model)
+        place, fetched = fetch(origin, cache, self._progress, model)
         if fetched.content.digest != release.content:
             raise ModelConfigError(
                 f"{self._source}: its archive has {fetched.content.digest[:12]}, and its index "
@@ -446,16 +460,21 @@ class ChannelFollower:
         log.info("channel %s: placed model %s, %.12s", self._name, model, release.content)
         self._on_news("placed", self._look())
 
+    def _progress(self, _bytes: int) -> None:
+        self.worker.beat()
+        # How long the vehicle stands is counted from look to look.
+        self._surroundings()
+
     def _conclude(self) -> None:
         """Report the outcome of the release, once, over restarts too."""
-        state, content, mark = self.report.state, self.report.content, self._mark
+        state, content, mark = self._report.state, self._report.content, self._mark
         if state not in _OUTCOMES:
             return
         if mark.placed != content:  # it was there already, or somebody pushed it
             mark = ChannelMark(mark.index, content, int(time.time()))
         if state != mark.outcome:
             self._keep(replace(mark, outcome=state))
-            self._on_news(state, self.report)
+            self._on_news(state, self._report)
 
     def _keep(self, mark: ChannelMark) -> None:
         self._marks.mark_channel(self._name, mark)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from edge_server.errors import InternalError, ModelConfigError
+from edge_server.errors import InternalError, ModelConfigError, Unavailable
+from edge_server.repository import channel
 from edge_server.repository.channel import (
+    ChannelFollower,
     Release,
     Surroundings,
     decide,
@@ -22,6 +24,7 @@ from edge_server.repository.manifest import PublicKeys, SigningKey, make_keys
 from edge_server.repository.remote import Origin
 from edge_server.repository.store import ModelStore
 from edge_server.repository.store_state import ChannelMark, StoreState
+from edge_server.repository.verdicts import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,6 +176,53 @@ def test_an_index_that_was_changed_or_signed_by_another_key_is_refused(
             index_of(wrong, SOURCE, keys)
     with pytest.raises(ModelConfigError, match="is no channel"):
         index_of(Origin("lanes", (), lambda: None), SOURCE, keys)
+
+
+class NoMarks:
+    def channel(self, _name: str) -> ChannelMark:
+        return ChannelMark()
+
+    def mark_channel(self, name: str, mark: ChannelMark) -> None:
+        raise AssertionError((name, mark))
+
+
+@pytest.fixture
+def follower(sign: Callable[[str], SigningKey], tmp_path: Path) -> ChannelFollower:
+    sign("fleet.key")
+    return ChannelFollower(
+        *("lanes", SOURCE, [tmp_path / "fleet.key.pub"], "truck-7"),
+        interval_s=300.0,
+        ca_file=None,
+        repositories=[tmp_path],
+        cache=tmp_path / "cache",
+        marks=NoMarks(),
+        surroundings=Surroundings,
+        verdict=lambda _: Verdict(),
+        on_news=lambda *_: None,
+    )
+
+
+def test_a_registrys_words_are_short_in_a_report(
+    follower: ChannelFollower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise Unavailable("418 " + "R" * 60_000)
+
+    monkeypatch.setattr(channel, "open_origin", refuse)
+    follower.step(float("inf"))
+    assert follower.report.fault.startswith("unreachable: 418 RRR")
+    assert len(follower.report.fault) < 1100
+
+
+def test_a_registry_that_drips_is_reported_while_it_does(
+    follower: ChannelFollower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower.worker.start()
+    assert follower.report.fault == ""
+    monkeypatch.setattr(channel, "_SILENT_S", 0.0)
+    assert follower.report.fault.startswith("unreachable: oci://")
+    follower.worker.stop()
+    assert follower.report.fault == ""
 
 
 def test_what_is_known_of_a_channel_outlives_other_repositories() -> None:
