@@ -76,7 +76,7 @@ class LineLimits(logging.Filter):
             return True
         if record.exc_info:
             # One fault with two traces is two lines.
-            text += repr(record.exc_info[1])
+            text += f": {record.exc_info[1]!r}"
         key = record.name, record.levelno, text
         with self._lock:
             if self._lines[key] < SAME_LINES:
@@ -231,6 +231,11 @@ def fields_of(record: logging.LogRecord, text: str) -> dict[str, str]:
 _LONGEST_TEXT = 16_384
 _ESCAPED = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
+}
+# Line ends that are no control characters, and what lets the rest of a line run backwards.
+_ESCAPED |= {
+    code: f"\\u{code:04x}"
+    for code in (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 }
 
 

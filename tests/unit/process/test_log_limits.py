@@ -30,8 +30,16 @@ class Bench:
         self.limits = LineLimits(self.lines, lambda: self.now_s)
         self.lines.addFilter(self.limits)
 
-    def log(self, text: str, *args: Any, name: str = "a", level: int = logging.WARNING) -> None:
-        self.lines.handle(logging.LogRecord(name, level, "", 0, text, args, None))
+    def log(
+        self,
+        text: str,
+        *args: Any,
+        name: str = "a",
+        level: int = logging.WARNING,
+        fault: Exception | None = None,
+    ) -> None:
+        trace = None if fault is None else (type(fault), fault, None)
+        self.lines.handle(logging.LogRecord(name, level, "", 0, text, args, trace))
 
     def said(self) -> list[str]:
         texts, self.lines.texts = self.lines.texts, []
@@ -89,6 +97,13 @@ def test_debug_lines_have_no_limit(bench: Bench) -> None:
     for _ in range(2 * MOST_LINES):
         bench.log("detail", level=logging.DEBUG)
     assert len(bench.said()) == 2 * MOST_LINES
+
+
+def test_the_count_of_an_error_names_it(bench: Bench) -> None:
+    for _ in range(SAME_LINES + 1):
+        bench.log("it is tried again", fault=ValueError("seven"))
+    bench.limits.close()
+    assert bench.said()[-1] == "it is tried again: ValueError('seven') [1 more of it]"
 
 
 def test_counts_that_are_due_are_logged_at_the_end(bench: Bench) -> None:

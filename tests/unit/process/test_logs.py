@@ -156,7 +156,7 @@ def test_the_journal_gets_a_priority_on_every_line(
     assert [line[:3] for line in capsys.readouterr().err.splitlines()] == ["<4>", "<4>"]
 
 
-FORGED = "refused: \n12:00:00 ERROR   forged\r<3>forged\x1b[2J\x85forged"
+FORGED = "refused: \n12:00:00 ERROR   forged\r<3>forged\x1b[2J\x85forged\u2028forged\u202e"
 
 
 @pytest.mark.parametrize("iso8601", [False, True])
@@ -174,7 +174,7 @@ def test_what_a_client_sent_forges_no_line_and_steers_no_terminal(
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith("refused: ")
     assert second.removeprefix("<3>") == (
-        r"    12:00:00 ERROR   forged\x0d<3>forged\x1b[2J\x85forged"
+        r"    12:00:00 ERROR   forged\x0d<3>forged\x1b[2J\x85forged\u2028forged\u202e"
     )
 
 
