@@ -25,6 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.status import Status, StatusCode
 
 from edge_server.inference.tracing import TraceQueue
+from edge_server.process.text import masked_by_place
 from edge_server.process.threads import Backoff
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ class SpanSender(TraceQueue[Spans]):
         super().__init__("spans", _GATHER_S, MOST_WAITING, _MOST_AT_ONCE)
         self.sent = 0
         self.failing = False
-        self._settings = settings
+        self._shown = masked_by_place(settings.endpoint)
         self._share = share
         given = dict(each.split("=", 1) for each in settings.resource)
         self._make = MakeSpan({"host.name": socket.gethostname(), **resource, **given})
@@ -304,7 +305,7 @@ class SpanSender(TraceQueue[Spans]):
 
     def start(self) -> None:
         super().start()
-        log.info("traces: spans go to %s", self._settings.endpoint)
+        log.info("traces: spans go to %s", self._shown)
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """Send what waits, if the collector takes it in that time; accept no more."""
@@ -338,7 +339,7 @@ class SpanSender(TraceQueue[Spans]):
         if taken:
             self.sent += len(spans)
             if self.failing:
-                log.info("traces: %s takes spans again", self._settings.endpoint)
+                log.info("traces: %s takes spans again", self._shown)
             self._backoff.reset()
         else:
             self.dropped += len(spans)
@@ -347,7 +348,7 @@ class SpanSender(TraceQueue[Spans]):
                 log.warning(
                     "traces: %s takes no spans; they are dropped until it does: check "
                     "tracing.endpoint, and that a collector listens there for OTLP over HTTP",
-                    self._settings.endpoint,
+                    self._shown,
                 )
         self.failing = not taken
         return taken

@@ -58,10 +58,15 @@ _SHORTEST = 4
 # A user name and a password in a URI, up to the last @, as a password may have one itself.
 _USERINFO = re.compile(r"://([^\s:/@]*)(:?)(\S*)@")
 _SPACE = re.compile(r"\s|\Z")
-# `user-pw=…` in a pipeline, `pwd=…`, `loginpas=…` or `_password=…` in the path or the query of a
-# camera's URI.
-_STEMS, _ENDS = ("pas", "pass"), ("", "word", "wd", "phrase", "code")
-_KEYS = (*(stem + end for stem in _STEMS for end in _ENDS), "pwd", "pw", "token", "secret")
+# `user-pw=…` in a pipeline, `pwd=…`, `loginpas=…`, `_password=…` or `api_key=…` in the path or the
+# query of a URI.
+_STEMS, _ENDS = ("pas", "pass"), ("", "word", "wort", "wd", "phrase", "code")
+_OTHERS = ("pwd", "pw", "token", "secret", "signature", "credential")
+_KEYS = (
+    *(stem + end for stem in _STEMS for end in _ENDS),
+    *(of + gap + "key" for of in ("api", "access", "stream", "auth") for gap in ("", "_", "-")),
+    *_OTHERS,
+)
 _LONGEST_KEY = max(map(len, _KEYS))
 _VALUE = re.compile(r"\"[^\"]*\"|'[^']*'|[^\s&;,\"'/?]+")
 # In longer texts, a secret is looked for in one piece before its expression is tried everywhere.

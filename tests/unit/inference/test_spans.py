@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from opentelemetry.trace import SpanKind
 
@@ -228,7 +229,8 @@ def test_what_the_collector_does_not_take_is_dropped_and_logged_once(
 ) -> None:
     caplog.set_level("INFO")
     collected.takes = False
-    spans = sender(collected)
+    private = msgspec.structs.replace(ON, endpoint="http://host/v1/traces?token=hush7")
+    spans = SpanSender(private, 1.0, {}, collected)
     tracer = Tracer(sender=spans)
     for _ in range(2):
         request_of(tracer)
@@ -236,7 +238,7 @@ def test_what_the_collector_does_not_take_is_dropped_and_logged_once(
         spans._retry_at = 0.0
     assert spans.failing
     assert (spans.sent, spans.dropped) == (0, 16)
-    assert caplog.text.count("takes no spans") == 1
+    assert caplog.text.count("token=*** takes no spans") == 1
     collected.takes = True
     request_of(tracer)
     spans.flush()

@@ -63,6 +63,8 @@ def test_an_empty_password_masks_nothing() -> None:
         ("rtspsrc user-id=a user-pw=kl7mm ! x", "rtspsrc user-id=a user-pw=*** ! x"),
         ('rtspsrc user-pw="kl7 pp" ! x', "rtspsrc user-pw=*** ! x"),
         ("rtsp://h/user=a&password=kl7nn&channel=1", "rtsp://h/user=a&password=***&channel=1"),
+        ("https://h/v1?api_key=kl7oo&x=1", "https://h/v1?api_key=***&x=1"),
+        ("http://h/video?passwort=kl7qq", "http://h/video?passwort=***"),
         ("a stray rtsp://a:k@l7@h/1 b", "a stray rtsp://***@h/1 b"),
     ],
 )  # fmt: skip
