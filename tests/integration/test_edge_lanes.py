@@ -170,11 +170,18 @@ class Publisher:
         self.client.connect(broker.host, broker.port)
         self.client.loop_start()
 
-    def publish(self, seq: int, *, as_json: bool = True, envelope: str | None = None) -> None:
+    def publish(
+        self,
+        seq: int,
+        *,
+        as_json: bool = True,
+        envelope: str | None = None,
+        payload: bytes | None = None,
+    ) -> None:
         frame = lanes_pb2.LaneFrame(seq=seq, status=lanes_pb2.FRAME_STATUS_OK)
-        payload = frame.SerializeToString()
-        if as_json:
-            payload = json_format.MessageToJson(frame).encode()
+        if payload is None:
+            text = json_format.MessageToJson(frame)
+            payload = text.encode() if as_json else frame.SerializeToString()
         properties = Properties(PacketTypes.PUBLISH)
         properties.ContentType = "application/json" if as_json else "application/x-protobuf; m=L"
         value = envelope or protect(TOPIC, payload, Envelope("0" * 8, seq, 1000 * seq))
@@ -203,6 +210,14 @@ def test_a_message_that_was_changed_is_lost(mosquitto: Mosquitto) -> None:
     after = next(each for each in readings if each.frame is not None and each.frame.seq > seq)
     assert after.frame is not None
     assert (after.frame.seq, after.lost) == (seq + 2, 1)
+    seq += 2
+    for as_json in (False, True):  # whoever may publish there can protect what is no frame
+        seq += 1
+        publisher.publish(seq, as_json=as_json, payload=b"\xff")
+        while (reading := next(readings)).frame is None:
+            seq += 1
+            publisher.publish(seq)
+        assert reading.state is State.OK
     mosquitto.kill()
     assert next(each for each in readings if each.text).state is State.SILENT
     mosquitto.start()

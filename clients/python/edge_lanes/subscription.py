@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import paho.mqtt.client as mqtt
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from paho.mqtt.enums import CallbackAPIVersion
 
 from edge_lanes.e2e import PROPERTY, Checker
@@ -28,11 +29,24 @@ class _Message(NamedTuple):
     content_type: str
 
 
+def _frame_of(message: _Message) -> lanes_pb2.LaneFrame | None:
+    """Return the frame of a message; None where it is none, which another publisher may send."""
+    frame = lanes_pb2.LaneFrame()
+    try:
+        if message.content_type.startswith(_PROTOBUF):
+            frame.ParseFromString(message.payload)
+        else:
+            json_format.Parse(message.payload, frame, ignore_unknown_fields=True)
+    except (DecodeError, json_format.ParseError, ValueError, RecursionError):
+        return None
+    return frame
+
+
 class LaneSubscription:
     """The newest lanes of one camera, as `Reading`s; it connects again by itself.
 
-    A message that was changed, repeated, delayed or overtaken is dropped, and counted in `lost` of
-    the next reading.
+    A message that was changed, repeated, delayed or overtaken, or is no frame, is dropped, and
+    counted in `lost` of the next reading.
 
     Args:
         host, port: of the broker.
@@ -62,28 +76,29 @@ class LaneSubscription:
         self._arrived: queue.Queue[_Message] = queue.Queue(maxsize=1)
         self._last: lanes_pb2.LaneFrame | None = None
         self._client = client or mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
-        self._client.on_connect = self._on_connect
-        self._client.on_connect_fail = self._on_connect_fail
-        self._client.on_disconnect = self._on_disconnect
-        self._client.on_message = self._on_message
         self._client.reconnect_delay_set(1, 5)
 
     def __iter__(self) -> Generator[Reading]:
-        self._client.connect_async(*self._address)
-        self._client.loop_start()
+        client = self._client
+        client.on_connect = self._on_connect
+        client.on_connect_fail = self._on_connect_fail
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.connect_async(*self._address)
+        client.loop_start()
         try:
             yield from readings(self._next, lambda: self._error, self._silent_after_s)
         finally:
-            self._client.disconnect()
-            self._client.loop_stop()
+            client.disconnect()
+            client.loop_stop()
+            # Without a cycle of references its sockets are closed with this subscription.
+            client.on_connect = client.on_connect_fail = None
+            client.on_disconnect = client.on_message = None
 
     def _next(self, timeout_s: float) -> Reading:
-        message = self._arrived.get(timeout=timeout_s)
-        frame = lanes_pb2.LaneFrame()
-        if message.content_type.startswith(_PROTOBUF):
-            frame.ParseFromString(message.payload)
-        else:
-            json_format.Parse(message.payload, frame, ignore_unknown_fields=True)
+        until_s = time.monotonic() + timeout_s
+        while (frame := _frame_of(self._arrived.get(timeout=timeout_s))) is None:
+            timeout_s = max(0.0, until_s - time.monotonic())
         last, self._last = self._last, frame
         # A restart of the daemon counts from the beginning.
         lost = frame.seq - last.seq - 1 if last is not None and last.seq < frame.seq else 0
