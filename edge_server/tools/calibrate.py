@@ -197,6 +197,7 @@ def write(path: Path, tables: CalibrationTables) -> Iterator[str]:
 _LEAST_STD_RAD = math.radians(0.02)
 # Dashes of one line that differ by more, near and far, or lanes than what is said of them.
 _DOUBTFUL, _CONTRADICTION = 0.04, 0.12
+_SURE_STDS = 2.0
 _LANES_M = (2.4, 4.6)
 # Where the lens alone matters.
 _LEVEL = Mounting(1.0)
@@ -266,7 +267,7 @@ def estimate(arguments: argparse.Namespace) -> Iterator[str]:
             f"lanes of {height_m * widths.median:.2f} m for a height of {height_m:g} m (8 of 10 "
             f"frames: {height_m * widths.low:.2f} to {height_m * widths.high:.2f})"
         )
-    yield from _judged(found, height_m, arguments.lane_width)
+    yield from judged(found, height_m, arguments.lane_width)
     given = _given(tables.mounting, arguments, height_m=height_m, roll_deg=roll).mounting()
     table = _table_of(mounting_of(found, height_m, given, least_std_rad=_LEAST_STD_RAD))
     yield from _in_words(table)
@@ -276,29 +277,37 @@ def estimate(arguments: argparse.Namespace) -> Iterator[str]:
         yield "not written; --write puts it into the file"
 
 
-def _judged(found: MountingEstimate, height_m: float, lane_width_m: float) -> Iterator[str]:
-    """Yield the spacing of dashes, and what is doubtful."""
-    near, far = found.near_dashes, found.far_dashes
+def judged(found: MountingEstimate, height_m: float, lane_width_m: float) -> Iterator[str]:
+    """Yield the spacing of dashes, and what is doubtful.
+
+    Raises:
+        SettingsError: two of the numbers contradict each other.
+    """
+    near, far, apart = found.near_dashes, found.far_dashes, found.dashes_apart
     if near is None:
         yield "dashes: too few are seen to check the pitch by"
+    elif far is None or apart is None:
+        near_m = height_m * near.median
+        yield f"dashes: every {near_m:.1f} m near, too few far away to check the pitch by"
     else:
-        text = f"dashes: every {height_m * near.median:.1f} m near"
-        off = 0.0
-        if far is not None:
-            text += f", {height_m * far.median:.1f} m far"
-            off = far.median / near.median - 1.0
-        yield text
-        if abs(off) > _DOUBTFUL:
-            fault = (
-                f"dashes of one line are {abs(off):.0%} {'farther' if off > 0 else 'nearer'} to "
-                "each other far away than near: the road is not flat, or the lens is not this one"
+        off, std = apart
+        yield (
+            f"dashes: every {height_m * near.median:.1f} m near, {height_m * far.median:.1f} m far "
+            f"({off:+.0%} +- {std:.0%})"
+        )
+        fault = (
+            f"dashes of one line are {abs(off):.0%} {'farther' if off > 0 else 'nearer'} to "
+            "each other far away than near: the road is not flat, or the lens is not this one"
+        )
+        if abs(off) > _CONTRADICTION and abs(off) - _SURE_STDS * std > _DOUBTFUL:
+            raise SettingsError(
+                f"{fault}; take a minute of level, straight road without bridges; where its "
+                "dashes differ, too, calibrate the lens with `calibrate intrinsics`"
             )
-            if abs(off) > _CONTRADICTION:
-                raise SettingsError(
-                    f"{fault}; take a minute of level, straight road without bridges; where its "
-                    "dashes differ, too, calibrate the lens with `calibrate intrinsics`"
-                )
+        if abs(off) > max(_DOUBTFUL, _SURE_STDS * std):
             yield f"doubtful: {fault}"
+        elif _SURE_STDS * std > _CONTRADICTION:
+            yield "doubtful: dashes are too few, or too unlike, to check the pitch by; drive longer"
     width_m = height_m * found.width_heights.median
     off = width_m / lane_width_m - 1.0
     if not _LANES_M[0] <= width_m <= _LANES_M[1]:

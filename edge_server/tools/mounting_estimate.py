@@ -72,6 +72,16 @@ class MountingEstimate:
     near_dashes: Spread | None
     far_dashes: Spread | None
 
+    @property
+    def dashes_apart(self) -> tuple[float, float] | None:
+        """How much farther apart dashes are far away than near, as a part, and its standard
+        deviation; None where too few are seen."""
+        near, far = self.near_dashes, self.far_dashes
+        if near is None or far is None:
+            return None
+        ratio = far.median / near.median
+        return ratio - 1.0, ratio * math.hypot(near.std / near.median, far.std / far.median)
+
     def height_m(self, lane_width_m: float) -> float:
         """Return the height of a camera above lanes of that width."""
         return lane_width_m / self.width_heights.median

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from unit.lanes.roads import CAMERA, FlatRoad, bent_lines, cameras, lanes_of, noisy
 
+from edge_server.errors import SettingsError
+from edge_server.lanes.road_geometry import Spread
 from edge_server.pixels import Image
-from edge_server.tools.mounting_estimate import FEWEST_FRAMES, MountingEstimator, mounting_of
+from edge_server.tools.calibrate import judged
+from edge_server.tools.mounting_estimate import (
+    FEWEST_FRAMES,
+    MountingEstimate,
+    MountingEstimator,
+    mounting_of,
+)
 from edge_server.tools.road.scene import RoadScene
 
 if TYPE_CHECKING:
@@ -73,6 +82,41 @@ def test_paint_shows_the_horizon_where_lines_are_bent_and_dashes_prove_it() -> N
     assert far is not None
     assert near.median * RoadScene.for_camera(4).camera.height_m == pytest.approx(12.0, rel=0.03)
     assert far.median == pytest.approx(near.median, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("far", "far_std", "said"),
+    [
+        (9.2, 0.1, r"dashes: every 13\.5 m near, 13\.8 m far \(\+2% \+- 1%\)"),
+        (9.7, 0.1, r"doubtful: dashes of one line are 8% farther"),
+        (8.3, 0.1, r"doubtful: dashes of one line are 8% nearer"),
+        # Of a few unlike ones nothing follows.
+        (10.5, 1.2, r"doubtful: dashes are too few, or too unlike"),
+        (9.0, 1.2, r"doubtful: dashes are too few, or too unlike"),
+        (None, 0.0, r"every 13\.5 m near, too few far"),
+    ],
+)
+def test_dashes_are_doubted_by_how_certain_their_spacing_is(
+    far: float | None, far_std: float, said: str
+) -> None:
+    found = with_dashes(9.0, far, far_std)
+    lines = list(judged(found, 1.5, 3.0))
+    assert re.search(said, lines[-1])
+    assert len(lines) == (2 if said.startswith("doubtful") else 1)
+
+
+def test_dashes_that_contradict_a_flat_road_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"17% farther .* bridges"):
+        list(judged(with_dashes(9.0, 10.5, 0.1), 1.5, 3.0))
+
+
+def with_dashes(near: float, far: float | None, far_std: float) -> MountingEstimate:
+    """Return the estimate of a lane as wide as two heights of the camera."""
+    angle, width = Spread(0.0, -0.01, 0.01, 0.001), Spread(2.0, 1.9, 2.1, 0.01)
+    far_dashes = None if far is None else Spread(far, far - 1.0, far + 1.0, far_std)
+    return MountingEstimate(
+        angle, angle, width, 60, Spread(near, near - 1.0, near + 1.0, 0.05), far_dashes
+    )
 
 
 def test_frames_without_paint_do_not_count() -> None:
