@@ -5,12 +5,17 @@
 
 `lane_training/paint_finder.py` finds the paint apart from what the server does. Its middle is
 compared, row by row, with the network's lines, with those moved onto their paint, and with what is
-published: the tracked lines on the road, put back into the picture. Printed for each set: the
-distance along the row, in px of a picture 1280 px wide, median/90th percentile, by third of the
-line's height in the picture and by kind of line; the row in which the own lane's lines meet, less
-that of their paint; the pitch that `calibrate estimate` says of a clip, and that of its paint; the
-spacing of dashes with either; the change of the far distance from frame to frame; and the share of
-rows whose published deviation contains the distance, once (67 %) and twice (95 %).
+published: the tracked lines on the road, put back into the picture. Printed for each set:
+
+- the distance along the row, in px of a picture 1280 px wide, median/90th percentile, by third of
+  the line's height in the picture and by kind of line;
+- the row in which the own lane's lines meet, less that of their paint, of all frames and of those
+  whose paint shows it: within 1 px (standard deviation by leaving out parts of the paint), on a
+  road that bends no more than `calibrate estimate` takes for straight;
+- the pitch that `calibrate estimate` says of a clip, and that of its paint; the spacing of dashes
+  with either;
+- the change of the far distance from frame to frame;
+- the share of rows whose published deviation contains the distance, once (67 %) and twice (95 %).
 
 --clip is a drive of a camera of --fov degrees, or with the lens of --calibration, of which the
 --last part is measured; --data the folder that training takes, of which frames are measured that
@@ -36,7 +41,7 @@ import cv2
 import numpy as np
 from drive import model_lanes
 from evaluate_lane_model import SHIPPED_MODELS
-from lane_training.paint_finder import Paint, Scale, find_paint, meeting, scale_of
+from lane_training.paint_finder import Paint, Scale, find_paint, meeting, row_std_px, scale_of
 
 from edge_server.cameras.calibration import Calibration, read_calibration
 from edge_server.gpu.device import Devices
@@ -66,6 +71,9 @@ if TYPE_CHECKING:
 
 LANE_M, DASH_M, SPACING_M = 3.66, 3.05, 12.2
 SOLID_SHARE = 0.7
+# The paint shows its row where that is so certain, and the road so straight: its curvature times
+# half of the camera's height.
+LARGEST_ROW_STD_PX, LARGEST_BEND = 1.0, 1e-3
 FEWEST_ROWS = 12
 FEWEST_SHARE = 0.12
 THIRDS = ("near", "middle", "far")
@@ -105,7 +113,7 @@ class Found:
 
     Attributes:
         distances: px of a picture 1280 px wide, by (whose, kind, third).
-        rows: differences of rows, by whose.
+        rows: differences of rows, by whose, of all frames and of those whose paint shows the row.
         dashes: spacing in m by (whose, nearer or farther than 20 m).
         contained: of each row, distance over published deviation.
         errors: by name, error on the road and its published deviation.
@@ -116,7 +124,7 @@ class Found:
     distances: dict[tuple[str, str, str], list[float]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    rows: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    rows: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     dashes: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     contained: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     errors: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -349,12 +357,16 @@ class Seen(NamedTuple):
     Attributes:
         own: numbers of the own lane's lines.
         meeting_px: the row in which their paint meets; NaN where too little of it is seen.
+        std_px: its standard deviation.
+        bend_px2: of their paint, see `Meeting`.
     """
 
     scale: Scale
     paints: list[Paint]
     own: tuple[int, int]
-    meeting_px: float
+    meeting_px: float = math.nan
+    std_px: float = math.inf
+    bend_px2: float = 0.0
 
 
 def look_at(picture: Picture) -> Seen | None:
@@ -376,11 +388,20 @@ def look_at(picture: Picture) -> Seen | None:
     luma = cv2.cvtColor(picture.bgr, cv2.COLOR_BGR2GRAY)
     paints = [find_paint(luma, line, scale) for line in lines]
     own = paints[left], paints[right]
-    meeting_px = math.nan
-    if all(len(each.rows) >= 2 * FEWEST_ROWS and each.share >= FEWEST_SHARE for each in own):
-        pair = [(each.rows, each.x_px) for each in own]
-        meeting_px = meeting(pair, scale.horizon_px).row_px
-    return Seen(scale, paints, (left, right), meeting_px)
+    seen = Seen(scale, paints, (left, right))
+    if any(len(each.rows) < 2 * FEWEST_ROWS or each.share < FEWEST_SHARE for each in own):
+        return seen
+    pair = [(each.rows, each.x_px) for each in own]
+    met = meeting(pair, scale.horizon_px)
+    return seen._replace(
+        meeting_px=met.row_px, std_px=row_std_px(pair, met), bend_px2=abs(met.bend)
+    )
+
+
+def shown_by(seen: Seen, focal_px: float) -> tuple[str, ...]:
+    """Return the names of the frames' groups to which this one counts."""
+    shows = seen.std_px <= LARGEST_ROW_STD_PX and seen.bend_px2 <= LARGEST_BEND * focal_px**2
+    return ("all", "shown") if shows else ("all",)
 
 
 def foot(line: Floats, height: int) -> float:
@@ -418,7 +439,7 @@ def measure(
         moved = moved_lines(picture, camera)
         lines_of: dict[str, Sequence[Floats | None]]
         lines_of = {"network": network, "moved": moved, "published": published}
-        compare_rows(seen, lines_of, found)
+        compare_rows(seen, lines_of, camera, found)
         compare_dashes(seen, camera, found)
         after: dict[tuple[str, int], float] = {}
         for place, paint in enumerate(seen.paints):
@@ -497,7 +518,9 @@ def moved_lines(picture: Picture, camera: CameraModel) -> list[Floats]:
     return [line[::-1] for line in np.split(lines.points, ends)]
 
 
-def compare_rows(seen: Seen, lines_of: dict[str, Sequence[Floats | None]], found: Found) -> None:
+def compare_rows(
+    seen: Seen, lines_of: dict[str, Sequence[Floats | None]], camera: CameraModel, found: Found
+) -> None:
     if math.isnan(seen.meeting_px):
         return
     found.paint_rows.append(seen.meeting_px)
@@ -505,7 +528,9 @@ def compare_rows(seen: Seen, lines_of: dict[str, Sequence[Floats | None]], found
         own = [lines[place] for place in seen.own]
         if own[0] is not None and own[1] is not None:
             pair = [(line[:, 1], line[:, 0]) for line in own if line is not None]
-            found.rows[whose].append(meeting(pair, seen.scale.horizon_px).row_px - seen.meeting_px)
+            off = meeting(pair, seen.scale.horizon_px).row_px - seen.meeting_px
+            for group in shown_by(seen, camera.lens.fy):
+                found.rows[whose, group].append(off)
 
 
 def compare_dashes(seen: Seen, camera: CameraModel, found: Found) -> None:
@@ -613,7 +638,11 @@ def check(pictures: Iterable[Picture], found: Found) -> None:
             else:
                 found.contained["paint of no line"].append(1.0)
         if not math.isnan(seen.meeting_px):
-            found.rows["truth"].append(picture.truth.camera.lens.cy - seen.meeting_px)
+            lens = picture.truth.camera.lens
+            off = lens.cy - seen.meeting_px
+            for group in shown_by(seen, lens.fy):
+                found.rows["truth", group].append(off)
+            found.contained["vanishing row"].append(abs(off) / seen.std_px)
 
 
 def far_off(paint: Paint, line: Floats) -> float:
@@ -632,11 +661,14 @@ def report(name: str, found: Found, camera: CameraModel | None = None) -> None:
             values = found.distances.get((*key, third)) or everything.get((*key, third)) or []
             cells.append(f"{third} {percentiles(values)}")
         print(f"  {key[0]:9} {key[1]:10} px from the paint: " + "   ".join(cells))
-    for whose, rows in found.rows.items():
+    for (whose, group), rows in sorted(found.rows.items()):
         values = np.array(rows)[np.isfinite(rows)]
         if len(values):
             middle = float(np.median(values))
-            print(f"  vanishing row, {whose} less paint: {middle:+.1f}, |d| {percentiles(values)}")
+            print(
+                f"  vanishing row, {whose} less paint, {group}: {middle:+.1f}, "
+                f"|d| {percentiles(values)}, {len(values)} frames"
+            )
     if camera is not None and found.said is not None and found.paint_rows:
         lens = camera.lens
         pitch = math.degrees(math.atan((lens.cy - float(np.median(found.paint_rows))) / lens.fy))
