@@ -158,11 +158,12 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
 
 def polynomials(filters: Sequence[LaneFilter]) -> list[Polynomial]:
     """Return the estimates."""
-    # In units of the prior, as the coefficients are of unlike sizes; not by Cholesky's way, which
-    # wants a positive matrix.
+    # The symmetric root, as it is alike for lines alike: an error that they have in common does not
+    # change the lane's width. In units of the prior, as the coefficients are of unlike sizes.
     scaled = np.array([each.moved for each in filters]) / np.outer(_PRIOR, _PRIOR)
     values, vectors = np.linalg.eigh(scaled)
-    moved = _PRIOR[:, None] * vectors * np.sqrt(np.maximum(values, 0.0))[:, None]
+    roots = np.sqrt(np.maximum(values, 0.0))[:, None]
+    moved = _PRIOR[:, None] * ((vectors * roots) @ vectors.transpose(0, 2, 1))
     by_angles = np.array([each.by_angles for each in filters])
     in_common = np.concatenate([by_angles, moved], axis=2)
     covariances = in_common @ in_common.transpose(0, 2, 1)

@@ -323,6 +323,22 @@ def test_the_paint_of_a_track_is_what_its_frames_show_together() -> None:
     assert {lane.type for lane in gone} == {"solid", "dashed"}
 
 
+@given(st.integers(0, 2**32 - 1))
+def test_what_moves_two_lines_alike_leaves_their_width_as_certain(seed: int) -> None:
+    """Of the many factors of a covariance, two lines have to have those that are alike."""
+    rng = np.random.default_rng(seed)
+    filters = []
+    # About the prior, where all directions are equally uncertain, and eigenvectors arbitrary.
+    scale = np.array([2.0, 0.25, 0.015, 1e-4])[:, None]
+    for _ in range(2):
+        factor = scale * (np.eye(4) + 1e-3 * rng.normal(size=(4, 4)))
+        each = LaneFilter(Polynomial(np.zeros(4), np.eye(4), 5.0, 40.0, np.zeros((4, 2))))
+        each.moved = factor @ factor.T
+        filters.append(each)
+    left, right = (each.by_angles[0] for each in polynomials(filters))
+    assert np.linalg.norm(left - right) < 0.02 * np.linalg.norm(left)
+
+
 def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> None:
     by_angles = np.zeros((4, 2))
     by_angles[1, 1] = math.radians(0.2)
