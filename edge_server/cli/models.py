@@ -303,8 +303,7 @@ def push(arguments: argparse.Namespace) -> int:
         done = receive(repository, entries())
         code = _placed(repository, done, arguments)
     else:
-        to = ["--to", repository.directory]
-        repository.run("accept", *to, *_waiting(arguments), entries=entries())
+        repository.run("accept", *_there(repository, arguments), entries=entries())
         code = OK
     if package.note:
         print(f"note: {package.note}")
@@ -320,45 +319,36 @@ def _placed(repository: Path, done: Delivery, arguments: argparse.Namespace) -> 
     return await_verdict(repository, done.name, done.content.digest, done.placed_ns, arguments)
 
 
-def _waiting(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of `@waiting` again, for the same verb on another machine."""
+def _there(repository: RemoteRepository, arguments: argparse.Namespace) -> list[str]:
+    """Return the repository and the flags of `@waiting`, for the same verb on its machine."""
     flags = {"--wait": arguments.wait, "--no-wait": arguments.no_wait}
     flags["--until-passed"] = arguments.until_passed
     given = [flag for flag, is_given in flags.items() if is_given]
     store = [f"--store={arguments.store}"] if arguments.store else []
-    return [*given, f"--wait-secs={arguments.wait_secs:g}", *store]
+    to = ["--to", repository.directory]
+    return [*to, *given, f"--wait-secs={arguments.wait_secs:g}", *store]
 
 
 def pull_model(arguments: argparse.Namespace) -> int:
-    name, source = arguments.model, vars(arguments)["from"]
+    name, source, to = arguments.model, vars(arguments)["from"], arguments.to
     if "://" in name:
-        return _pull_url(arguments)
-    if source is None or arguments.name or arguments.sha256:
+        if source is not None or str(to) == "-":
+            raise SettingsError(f"{name}: a URL, which takes --to DIR and no --from")
+        with copy_progress() as progress:
+            named, sha256 = arguments.name or "", arguments.sha256 or ""
+            done = pull_url(name, to, progress, name=named, sha256=sha256)
+    elif source is None or arguments.name or arguments.sha256:
         raise SettingsError(
             f"{name}: a model's name, which needs --from REPO and takes neither --name nor --sha256"
         )
-    repository = repository_at(source, arguments.ssh)
-    if str(arguments.to) == "-":
-        write_archive(sys.stdout.buffer, sent_entries(name, repository))
-        return OK
-    with copy_progress() as progress:
-        done = pull(name, repository, arguments.to, progress)
-    print_delivery(done, arguments.to)
-    return OK
-
-
-def _pull_url(arguments: argparse.Namespace) -> int:
-    if vars(arguments)["from"] is not None or str(arguments.to) == "-":
-        raise SettingsError(f"{arguments.model}: a URL, which takes --to DIR and no --from")
-    with copy_progress() as progress:
-        done = pull_url(
-            arguments.model,
-            arguments.to,
-            progress,
-            name=arguments.name or "",
-            sha256=arguments.sha256 or "",
-        )
-    print_delivery(done, arguments.to)
+    else:
+        repository = repository_at(source, arguments.ssh)
+        if str(to) == "-":
+            write_archive(sys.stdout.buffer, sent_entries(name, repository))
+            return OK
+        with copy_progress() as progress:
+            done = pull(name, repository, to, progress)
+    print_delivery(done, to)
     return OK
 
 
@@ -414,8 +404,7 @@ def undo_push(arguments: argparse.Namespace) -> int:
     repository, name = repository_at(arguments.to, arguments.ssh), arguments.name
     if not isinstance(repository, Path):
         last_good = ["--to-last-good"] if arguments.to_last_good else []
-        to = ["--to", repository.directory]
-        repository.run("rollback", name, *to, *last_good, *_waiting(arguments))
+        repository.run("rollback", name, *last_good, *_there(repository, arguments))
         return OK
     if arguments.to_last_good:
         placed_ns = to_last_good(repository, name, arguments.store)
@@ -432,8 +421,7 @@ def promote(arguments: argparse.Namespace) -> int:
     served = vars(arguments)["as"] or ""
     if not isinstance(repository, Path):
         given = [*(["--force"] if arguments.force else []), *([f"--as={served}"] if served else [])]
-        to = ["--to", repository.directory]
-        repository.run("promote", name, *to, *given, *_waiting(arguments))
+        repository.run("promote", name, *given, *_there(repository, arguments))
         return OK
     inventory = take_inventory(repository, name)
     if inventory.fault:
