@@ -228,7 +228,6 @@ class StallWatch:
         self._arrivals: deque[float] = deque(maxlen=RATE_INTERVALS + 1)
 
     def arrive(self, now: float) -> None:
-        """Note that a frame arrives."""
         self.last = now
         self._arrivals.append(now)
         if (intervals := len(self._arrivals) - 1) >= _FEWEST_INTERVALS:

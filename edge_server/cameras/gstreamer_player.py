@@ -190,7 +190,6 @@ _LOOK_S = 0.1
 
 
 def registry_has(element: str) -> bool:
-    """Return whether GStreamer's registry has the element."""
     return load_gstreamer().gst.ElementFactory.find(element) is not None
 
 

@@ -272,8 +272,6 @@ _BY_WEIGHT = tuple(_TEXTS)
 
 @dataclass
 class _Lasting:
-    """When a fault began and was last there."""
-
     since: float
     last: float
     on: bool = False

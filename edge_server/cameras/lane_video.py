@@ -329,7 +329,6 @@ class LaneVideo:
         self._worker.start()
 
     def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
-        """Take a frame; a Listener."""
         if frame is None:
             return
         waits = frame.clock == "recording"

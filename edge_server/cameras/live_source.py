@@ -71,7 +71,6 @@ class Reopening:
         self._watch = self._new_watch()
 
     def is_due(self, now: float) -> bool:
-        """Return whether the source is to be opened now."""
         return now >= self._due or self._is_back(now)
 
     def wait_s(self, now: float) -> float:
@@ -280,7 +279,6 @@ class LiveSource:
 
     @property
     def corrupt(self) -> int:
-        """Number of images that were damaged."""
         return self._damaged + self.stream.damaged
 
     def read(self) -> Frame | None:

@@ -44,7 +44,6 @@ class CameraSockets:
         self._before = {name for _, name in _sockets()} if hosts else set()
 
     def connected(self) -> bool:
-        """Return whether one of them is open."""
         return any(True for _ in self._connections())
 
     def received_bytes(self) -> int:
@@ -113,7 +112,6 @@ class Response(NamedTuple):
     body: str
 
     def headers(self, name: str) -> list[str]:
-        """Return the values of all headers of this name."""
         return re.findall(rf"(?im)^{name}:[ \t]*(.*?)\r?$", self.head)
 
 

@@ -230,7 +230,6 @@ class DepartureWatch:
 
 
 def _boundary(lanes: Sequence[Lane], side: DepartureSide, half_width_m: float) -> _Boundary | None:
-    """Return the ego lane's boundary on `side`, if it is detected in this frame."""
     for lane in lanes:
         if lane.index == _INDEX[side] and lane.ground is not None and not lane.predicted:
             polynomial = lane.ground.polynomial

@@ -61,13 +61,10 @@ class Check(enum.Enum):
 
     @property
     def usable(self) -> bool:
-        """Whether the payload may be used."""
         return self in {Check.OK, Check.OK_SOME_LOST}
 
 
 class Envelope(NamedTuple):
-    """The envelope of one message."""
-
     session: str
     counter: int
     sent_ms: int

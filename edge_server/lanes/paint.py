@@ -144,14 +144,12 @@ def accumulated(before: MarkingEvidence, now: MarkingEvidence) -> MarkingEvidenc
 
 
 def type_of(solid: float) -> MarkingType:
-    """Return the type for those log odds."""
     if abs(solid) < CERTAIN:
         return "unknown"
     return "solid" if solid > 0 else "dashed"
 
 
 def color_of(yellow: float) -> MarkingColor:
-    """Return the colour for those log odds."""
     if abs(yellow) < CERTAIN:
         return "unknown"
     return "yellow" if yellow > 0 else "white"

@@ -80,7 +80,6 @@ class Road:
 
     @property
     def ego(self) -> Ego:
-        """The vehicle in its lane; see `ego_of`."""
         return ego_of(self.lanes)
 
 

@@ -115,7 +115,6 @@ def predict(filters: Sequence[LaneFilter], passed_s: float, motion: VehicleState
 
 
 def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> None:
-    """Correct each estimate by its detection."""
     if not filters:
         return
     ends = np.array([(each.x_min_m, each.x_max_m) for each in detections])
@@ -157,7 +156,6 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
 
 
 def polynomials(filters: Sequence[LaneFilter]) -> list[Polynomial]:
-    """Return the estimates."""
     # The symmetric root, as it is alike for lines alike: an error that they have in common does not
     # change the lane's width. In units of the prior, as the coefficients are of unlike sizes.
     scaled = np.array([each.moved for each in filters]) / np.outer(_PRIOR, _PRIOR)
@@ -368,7 +366,6 @@ class LaneTracker:
         self._crossing = crossing
 
     def _indices(self) -> dict[int, int]:
-        """Return the place of each confirmed track, by its id."""
         confirmed = sorted(
             (track for track in self._tracks if track.confirmed), key=lambda t: abs(t.offset_m)
         )
@@ -390,7 +387,6 @@ def _is_worth_keeping(track: _Track) -> bool:
 def _smoothed(
     lane: Lane, track: _Track, index_of: dict[int, int], estimate_of: dict[int, Polynomial]
 ) -> Lane:
-    """Return the detection with the identity and the polynomial of its confirmed track."""
     if not track.confirmed or lane.ground is None:
         return replace(lane, index=0)
     points = lane.ground.points.copy()

@@ -231,8 +231,11 @@ class LanePipeline:
             return None
         if self.networks:
             frame = replace(frame, inputs=FrameInputs())
+        status = self.camera.status
+        is_degraded = status.state is CameraState.DEGRADED
+        degraded = (Reason(status.reason, status.text),) if is_degraded else ()
         if not self.model:
-            return self._lane_frame(frame, None, degraded=self._degraded()), frame
+            return self._lane_frame(frame, None, degraded=degraded), frame
         self._reminder.reason = request = trace = detected = None
         capture_ns, tracer = frame.capture_mono_ns, self._tracer
         if frame.clock == "recording":
@@ -241,7 +244,7 @@ class LanePipeline:
             trace.begin("capture", capture_ns)
             trace.begin("wait", frame.arrived_mono_ns or capture_ns)
             request = tracer.of_frame(self.model, trace.begin("infer"))
-        failure, degraded = "", self._degraded()
+        failure = ""
         deadline = time.monotonic() + self._frame_deadline_s
         # An execution that begins just before the deadline is watched for as long as any other.
         self.worker.beat(self._frame_deadline_s + 2 * MODEL_STUCK_S)
@@ -261,14 +264,7 @@ class LanePipeline:
             lane_frame = replace(lane_frame, lanes=(), failure=failure, failure_reason="too_old")
         return lane_frame, frame
 
-    def _degraded(self) -> tuple[Reason, ...]:
-        """Return what is wrong with the camera whose frames are of use."""
-        status = self.camera.status
-        degraded = status.state is CameraState.DEGRADED
-        return (Reason(status.reason, status.text),) if degraded else ()
-
     def _finish(self, lane_frame: LaneFrame, frame: Frame) -> None:
-        """Follow the road, and give the lanes."""
         if lane_frame.failure:
             self.failed_frames += 1
             self._fail(lane_frame.failure, lane_frame.failure_reason)

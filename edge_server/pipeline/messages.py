@@ -298,7 +298,6 @@ class LaneMessage(msgspec.Struct, dict=True, eq=False):
 
 
 def event_message(event: Event, identity: Identity) -> events_pb2.Event:
-    """Return the protobuf of `event`."""
     return events_pb2.Event(
         schema=EVENT_SCHEMA,
         device=identity.device,
@@ -324,7 +323,6 @@ def event_message(event: Event, identity: Identity) -> events_pb2.Event:
 
 
 def calibration_message(calibration: Calibration) -> lane_service_pb2.Calibration:
-    """Return the protobuf of a camera's calibration."""
     lens, mounting = calibration.model.lens, calibration.model.mounting
     return lane_service_pb2.Calibration(
         id=calibration.id,
