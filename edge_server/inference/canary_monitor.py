@@ -368,13 +368,13 @@ class CanaryMonitor:
 
     A request that fails or is refused, or whose response is not finite, is replayed on the
     predecessor, and counts only where that responds well (see `Mirror`). With at least three such
-    requests a version is worse when its failures exceed 5 %, or its responses that are not finite 1
-    %, and three times what only the predecessor has of them; when a run takes more than 1 s and ten
-    times as long as the predecessor needs for the same request (times the rows that its batch may
-    have); and when its model is away for 1 s while the predecessor is not. A standstill of the
-    whole process counts for neither (see `AwakeTime`). Where the predecessor has no response to
-    compare, the run hangs after 5 s and 30 times its p99, or after 30 s; so long may the model be
-    away, too.
+    requests a version is worse when more than 5 % of its requests fail, or more than 1 % of its
+    responses are not finite, and three times what only the predecessor has of them; when a run
+    takes more than 1 s and ten times as long as the predecessor needs for the same request (times
+    the rows that its batch may have); and when its model is away for 1 s while the predecessor is
+    not. A standstill of the whole process counts for neither (see `AwakeTime`). Where the
+    predecessor has no response to compare, the run hangs after 5 s and 30 times its p99, or after
+    30 s; so long may the model be away, too.
 
     A request that is cancelled, late or finds the queue full does not count. Requests of a model
     that keeps state, is decoupled or has another interface than its predecessor cannot be replayed:
