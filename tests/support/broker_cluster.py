@@ -1,4 +1,5 @@
-"""Three nodes of NATS with the configuration of examples/fleet, each on an address of its own.
+"""Three nodes with the configuration of examples/fleet, each on an address of its own: NATS for
+what has to arrive, and a mosquitto for lanes.
 
 The addresses are of the loopback of a network namespace, which `isolated` makes: a node whose
 address is taken away lives on and reaches nobody, as in a network that is partitioned.
@@ -18,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from support.fleet_recipes import RECIPES
+from support.fleet_recipes import EVENTS_PORT, LANES_PORT, RECIPES, lanes_lines
+from support.mosquitto import mosquitto_binary
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from support.certificates import Authority
 
 NODES = ("n1", "n2", "n3")
-MQTT_PORT = 8883
 WAIT_S = 90.0
 SETTLING_S = 15.0
 STOP_S = 10.0
@@ -39,7 +40,9 @@ def isolated() -> None:
     """Run this program again, with a network, processes and mounts of its own that end with it."""
     if _INSIDE not in os.environ:
         own = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        inside = [*own, "sh", "-c", 'ip link set lo up && exec "$@"', "-", sys.executable]
+        # As docs/fleet.md has it for vehicles.
+        begin = "ip link set lo up && echo 1 >/proc/sys/net/ipv4/tcp_retries2"
+        inside = [*own, "sh", "-c", f'{begin} && exec "$@"', "-", sys.executable]
         environment = {**os.environ, _INSIDE: "1"}
         os.execvpe("unshare", [*inside, *sys.argv], environment)  # noqa: S606
 
@@ -99,8 +102,12 @@ class Node:
             text = f"{before}max_ack_pending: 1\n}}\n{after[after.index('# kill') :]}"
         self._config = self._folder / "nats.conf"
         self._config.write_text(text)
+        lanes = lanes_lines(self.host, authority.ca.parent if tls else None)
+        self._lanes_config = self._folder / "lanes.conf"
+        self._lanes_config.write_text("\n".join(["user root", *lanes, ""]))
         self.log = self._folder / "log"
         self.process: subprocess.Popen[bytes] | None = None
+        self._lanes: subprocess.Popen[bytes] | None = None
         self._cpu_s = 0.0
 
     def start(self) -> None:
@@ -108,12 +115,18 @@ class Node:
             self.process = subprocess.Popen(
                 ["nats-server", "-c", str(self._config)], stdout=log, stderr=log
             )
+            self._lanes = subprocess.Popen(
+                [mosquitto_binary(), "-c", str(self._lanes_config)], stdout=log, stderr=log
+            )
 
     def end(self, number: int = signal.SIGTERM, within_s: float = STOP_S) -> None:
         """Send that signal and wait for the end; a node that hangs is killed, as systemd does."""
-        if self.process is not None:
+        if self.process is not None and self._lanes is not None:
             self._cpu_s = self.cpu_s()
+            self._lanes.send_signal(signal.SIGKILL if number == signal.SIGKILL else signal.SIGTERM)
             self.process.send_signal(number)
+            self._lanes.wait()
+            self._lanes = None
             try:
                 self.process.wait(within_s)
             except subprocess.TimeoutExpired:
@@ -150,15 +163,16 @@ class Node:
 
     def listens(self) -> bool:
         with suppress(OSError):
-            socket.create_connection((self.host, MQTT_PORT), 1).close()
+            for port in (EVENTS_PORT, LANES_PORT):
+                socket.create_connection((self.host, port), 1).close()
             return True
         return False
 
     def cpu_s(self) -> float:
         """Processor time of all its lives, as of this moment or its end."""
-        if self.process is None:
+        if self.process is None or self._lanes is None:
             return self._cpu_s
-        return self._cpu_s + cpu_s(self.process.pid)
+        return self._cpu_s + cpu_s(self.process.pid) + cpu_s(self._lanes.pid)
 
     def _address(self, *, add: bool) -> None:
         verb = "add" if add else "del"

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from support.certificates import Authority
 
 RECIPES = Path(__file__).parents[2] / "examples/fleet"
+EVENTS_PORT = 8883
+LANES_PORT = 8884
 
 
 def fleet_lines(authority: Authority, folder: Path, acl: Path = RECIPES / "fleet.acl") -> list[str]:
@@ -42,25 +44,62 @@ def vehicle_lines(authority: Authority, folder: Path, fleet: str) -> list[str]:
     )
 
 
-def bridge_lines(vehicle: str, folder: Path, nodes: list[str], certificates: str) -> list[str]:
+def bridge_lines(
+    vehicle: str, folder: Path, nodes: list[str], certificates: str, restart_s: int
+) -> list[str]:
     """The lines of vehicle.conf and vehicle_lanes.conf for that vehicle, without its listener, and
-    with what they say of NATS; without a folder of `certificates` without TLS."""
+    with what they say of three nodes; without a folder of `certificates` without TLS.
+
+    Args:
+        nodes: their addresses, in the order in which this vehicle tries them.
+        restart_s: how long it waits before it connects again for events and states.
+    """
     folder.mkdir()
-    text = "".join((RECIPES / f"{name}.conf").read_text() for name in ("vehicle", "vehicle_lanes"))
-    text = re.sub("(?m)^(address fleet|bridge_protocol_version mqttv50|listener).*\n", "", text)
-    of_nats = "address|round_robin|bridge_protocol_version|try_private"
-    text = re.sub(f"(?m)^# (?=({of_nats}) )", "", text)
+    of_all = (RECIPES / "vehicle.conf").read_text()
+    of_all = re.sub("(?m)^(listener|bridge_protocol_version) .*\n", "", of_all)
+    text = of_all + (RECIPES / "vehicle_lanes.conf").read_text()
+    text = re.sub("(?m)^address .*\n", "", text)
+    text = re.sub("(?m)^# (?=(address|round_robin|bridge_protocol_version|try_private) )", "", text)
     for old, new in {
         "truck-7": vehicle,  # first: what follows may have it in a path
         "/var/lib/mosquitto/": f"{folder}/",
-        "n1.fleet.example:8883 n2.fleet.example:8883 n3.fleet.example:8883": " ".join(nodes),
+        **{
+            " ".join(f"n{number}.fleet.example:{port}" for number in (1, 2, 3)): " ".join(
+                f"{node}:{port}" for node in nodes
+            )
+            for port in (EVENTS_PORT, LANES_PORT)
+        },
+        "restart_timeout 1 30": f"restart_timeout {restart_s} 30",
         "/etc/mosquitto/certs/fleet_ca.pem": f"{certificates}/fleet.pem",
         "/etc/mosquitto/certs/": f"{certificates}/",
     }.items():
         assert old in text, f"vehicle.conf has no {old}"
         text = text.replace(old, new)
+    return _without_tls(text, certificates)
+
+
+def lanes_lines(host: str, certificates: Path | None) -> list[str]:
+    """The lines of fleet_lanes.conf for the node at `host`; without certificates without TLS."""
+    text = (RECIPES / "fleet_lanes.conf").read_text()
+    for old, new in {
+        f"listener {LANES_PORT}": f"listener {LANES_PORT} {host}",
+        "/etc/mosquitto/fleet.acl": str(RECIPES / "fleet.acl"),
+        "/etc/mosquitto/certs/fleet_ca.pem": f"{certificates}/fleet.pem",
+        "/etc/mosquitto/certs/": f"{certificates}/",
+    }.items():
+        assert old in text, f"fleet_lanes.conf has no {old}"
+        text = text.replace(old, new)
+    if certificates is None:
+        text = text.replace("allow_anonymous false", "allow_anonymous true")
+        text = re.sub("(?m)^acl_file .*\n", "", text)
+    return _without_tls(text, str(certificates or ""))
+
+
+def _without_tls(text: str, certificates: str) -> list[str]:
+    """The lines that count; none of TLS where there are no certificates."""
     if not certificates:
-        text = re.sub("(?m)^bridge_(cafile|certfile|keyfile|insecure) .*\n", "", text)
+        of_tls = "(bridge_)?(cafile|certfile|keyfile|insecure)|tls_version|require_certificate"
+        text = re.sub(f"(?m)^({of_tls}|use_identity_as_username) .*\n", "", text)
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 

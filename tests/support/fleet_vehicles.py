@@ -25,11 +25,21 @@ from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.settings import Mqtt
-from support.broker_cluster import MQTT_PORT, cpu_s, resident_bytes
+from support.broker_cluster import cpu_s, resident_bytes
 from support.fleet_recipes import bridge_lines
 from support.mosquitto import mosquitto_binary
 
 FIRST_PORT = 20_000
+# mosquitto connects again at the full second of its clock, and vehicles have not the same one.
+_OWN_CLOCK = """
+import ctypes, os, sys
+new_time = 0x80
+if ctypes.CDLL(None, use_errno=True).unshare(new_time):
+    raise OSError(ctypes.get_errno(), "unshare")
+with open("/proc/self/timens_offsets", "w") as file:
+    file.write(f"monotonic 0 {sys.argv[1]}")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Order(msgspec.Struct):
@@ -79,12 +89,13 @@ class Vehicle:
         turn = number % len(order.nodes)
         nodes = [*order.nodes[turn:], *order.nodes[:turn]]
         config = folder.with_suffix(".conf")
-        bridge = bridge_lines(
-            self.name, folder, [f"{node}:{MQTT_PORT}" for node in nodes], order.certificates
-        )
+        restart_s = 1 + number % 10
+        bridge = bridge_lines(self.name, folder, nodes, order.certificates, restart_s)
         config.write_text("\n".join([f"listener {port} 127.0.0.1", "user root", *bridge, ""]))
+        phase_ns = int(number * 0.618 % 1 * 1e9)
+        own_clock = [sys.executable, "-S", "-c", _OWN_CLOCK, str(phase_ns)]
         self.broker = subprocess.Popen(
-            [mosquitto_binary(), "-c", str(config)],
+            [*own_clock, mosquitto_binary(), "-c", str(config)],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
