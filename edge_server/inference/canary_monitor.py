@@ -289,11 +289,13 @@ class WatchedVersion(NamedTuple):
         mirror, oldest = self.compared, self.scheduler.oldest()
         old_s = None if mirror is None or oldest is None else mirror.time_s(oldest)
         if mirror is None or old_s is None:
-            least_s = min(UNDECIDED_S, max(_HANGS_UNCOMPARED_S, self.hangs_s or math.inf))
+            least_s = max(_HANGS_UNCOMPARED_S, self.hangs_s or math.inf)
         else:
-            # The run may be a batch, of which the predecessor replayed a single request.
-            least_s = max(HANGS_S, 10 * mirror.target.batch_size * old_s)
-        if run_s < least_s:
+            # The run may be a batch, of which the predecessor replayed a single request. A busy
+            # machine may have held up the run and not that one replay, but then others, too.
+            slowest_s = max((old_ns for _, old_ns in mirror.times()), default=0) / 1e9
+            least_s = max(HANGS_S, 10 * mirror.target.batch_size * old_s, 10 * slowest_s)
+        if run_s < min(UNDECIDED_S, least_s):
             return ""
         return f"version {self.model.version}: a run takes {run_s:.1f} s and does not end"
 
@@ -371,10 +373,10 @@ class CanaryMonitor:
     requests a version is worse when more than 5 % of its requests fail, or more than 1 % of its
     responses are not finite, and three times what only the predecessor has of them; when a run
     takes more than 1 s and ten times as long as the predecessor needs for the same request (times
-    the rows that its batch may have); and when its model is away for 1 s while the predecessor is
-    not. A standstill of the whole process counts for neither (see `AwakeTime`). Where the
-    predecessor has no response to compare, the run hangs after 5 s and 30 times its p99, or after
-    30 s; so long may the model be away, too.
+    the rows that its batch may have) and for the slowest that both were given; and when its model
+    is away for 1 s while the predecessor is not. A standstill of the whole process counts for
+    neither (see `AwakeTime`). Where the predecessor has no response to compare, the run hangs after
+    5 s and 30 times its p99. Both limits end at 30 s; so long may the model be away, too.
 
     A request that is cancelled, late or finds the queue full does not count. Requests of a model
     that keeps state, is decoupled or has another interface than its predecessor cannot be replayed:

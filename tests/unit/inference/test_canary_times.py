@@ -151,6 +151,15 @@ def test_a_run_that_does_not_end_is_a_hang_after_a_second() -> None:
     assert canary.before.requests == 1
 
 
+def test_a_run_on_a_machine_that_held_up_its_predecessor_too_may_take_longer() -> None:
+    canary = Canary(config=TIMED)
+    canary.pair(5, 5, times=20)
+    canary.pair(5, 300)
+    hanging(canary)
+    assert canary.look_on(2.75) == []
+    assert canary.look_on(3.0) == ["version 2: a run takes 3.0 s and does not end"]
+
+
 def test_a_standstill_of_the_process_is_no_hang() -> None:
     """Runs go on and end as ever, between the seconds in which nothing runs at all."""
     canary = Canary()
