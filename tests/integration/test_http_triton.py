@@ -621,14 +621,14 @@ def test_a_revoked_token_ends_the_streams_that_it_opened(tmp_path: Path) -> None
                 yield request.SerializeToString()
                 over.wait(TIMEOUT_S)
 
-            call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(
+            stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(
                 requests(), timeout=TIMEOUT_S, metadata=tuple(caller.items())
             )
-            assert next(call)
+            assert next(stream)
             file.write_text("read fresh-0123456789abcdef\n")
             with pytest.raises(grpc.RpcError):
-                next(call)
-            assert call.code() is grpc.StatusCode.CANCELLED
+                next(stream)
+            assert stream.code() is grpc.StatusCode.CANCELLED
         file.write_text(TOKENS)
         connection = http.client.HTTPConnection("127.0.0.1", daemon.http_port, timeout=TIMEOUT_S)
         body = json.dumps({"N": 2**30})
@@ -638,6 +638,10 @@ def test_a_revoked_token_ends_the_streams_that_it_opened(tmp_path: Path) -> None
         file.write_text("read fresh-0123456789abcdef\n")
         lines = [line for line in answer if line.startswith(b"data: ")]
         assert json.loads(lines[-1].removeprefix(b"data: ")) == {"error": "the token is not valid"}
+        # Its model is free for the next caller, though the connection is there.
+        file.write_text(TOKENS)
+        url = f"127.0.0.1:{daemon.http_port}"
+        assert call(url, "POST", "/v2/models/count/generate", {"N": 1}, caller).status == 200
         connection.close()
     finally:
         over.set()

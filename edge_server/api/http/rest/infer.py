@@ -212,7 +212,7 @@ class GeneratedResponses:
     """The responses to one request, passed from the model's threads to the event loop.
 
     A model waits while `_MOST_WAITING` are not sent; after `_SLOW_READER_S` an error is the last
-    response. What the model responds then, or once the client is gone, is dropped.
+    response. What the model responds then, or after `end`, is dropped, and its request cancelled.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: HttpCall | None = None) -> None:
@@ -251,6 +251,8 @@ class GeneratedResponses:
             elif written is not None and not self._over:
                 self._waiting.append(written)
             self._complete = self._complete or final
+        if not in_time and self._call is not None:
+            self._call.cancel()
         with suppress(RuntimeError):  # the server has stopped, and nobody waits any more
             self._loop.call_soon_threadsafe(self._came.set)
 
@@ -269,10 +271,13 @@ class GeneratedResponses:
             self._sent_bytes = len(text) if len(text) >= COUNTED_FROM_BYTES else 0
 
     def end(self) -> None:
-        """The client is gone: let no model wait."""
+        """The client gets no more: let no model wait, or go on."""
         with self._changed:
             self._over = True
+            is_complete = self._complete
             self._changed.notify_all()
+        if not is_complete and self._call is not None:
+            self._call.cancel()
 
     async def next(self) -> tuple[int, bytes] | None:
         """Return status and JSON of the next response; None after the last."""
