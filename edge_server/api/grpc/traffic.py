@@ -106,6 +106,7 @@ class Traffic:
         self._leaving: dict[grpc.ServicerContext, _Leaving] = {}
         self._streams: dict[grpc.ServicerContext, Callable[[], object]] = {}
         self._looked_at = 0.0
+        self._ticked_at = time.monotonic()
         # Resident memory without requests on their way, and when memory last went back.
         self._resident_before = self._rest_bytes = resident()
         # The time of the last message in flight.
@@ -232,9 +233,11 @@ class Traffic:
 
     def _end_late_requests(self, now: float) -> None:
         within_s = min(self._within_s, _CROWDED_S) if self._waiting() else self._within_s
-        long = [
-            (each, now - at) for each, at in self._arriving.copy().items() if now - at > _LONG_S
-        ]
+        # Threads that copy large tensors keep small requests waiting as long as this look.
+        overslept_s = max(0.0, now - self._ticked_at - _LOOK_S)
+        self._ticked_at = now
+        arriving = ((each, now - at) for each, at in self._arriving.copy().items())
+        long = [(each, waits_s) for each, waits_s in arriving if waits_s > _LONG_S + overslept_s]
         late = [context for context, waits_s in long if waits_s > within_s]
         room = max(1, self.budget.room_bytes // self._longest_bytes)
         if len(long) <= room:
