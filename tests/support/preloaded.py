@@ -108,7 +108,8 @@ class Preloaded:
             self._asked.sendall(request)
         finally:
             os.close(theirs)
-        return Forked(list(args), int(self._asked.recv(16)), end)
+        command = [sys.executable, "-m", "edge_server", *args]  # as if it were started so
+        return Forked(command, int(self._asked.recv(16)), end)
 
     def close(self) -> None:
         self._asked.close()
