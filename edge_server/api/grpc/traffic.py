@@ -224,7 +224,10 @@ class Traffic:
         is_quiet = now - self._busy_at > _QUIET_S
         is_first = is_quiet and self._busy_at >= self._returned_at
         is_due = is_first or now - self._returned_at > _MOST_UNREST_S
-        if is_due and self._resident() - self._rest_bytes >= _MANY_BYTES:
+        resident = self._resident()
+        # What slow connections held for a while was no rest.
+        self._rest_bytes = min(self._rest_bytes, resident)
+        if is_due and resident - self._rest_bytes >= _MANY_BYTES:
             self._give_back()
             self._returned_at = now
             if is_quiet:

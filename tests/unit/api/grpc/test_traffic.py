@@ -274,6 +274,15 @@ def test_memory_goes_back_again_where_much_was_still_in_use(
     assert given_back_at(traffic, memory, range(3, 120)) == [3, 14, 25]
 
 
+def test_what_connections_held_for_a_while_is_no_rest(traffic: Traffic, memory: Memory) -> None:
+    memory.bytes += 400 * MIB
+    assert len(given_back_at(traffic, memory, range(3, 120))) > 3
+    memory.bytes = 1000 * MIB  # they are closed
+    traffic.tick(time.monotonic() + 121)
+    memory.bytes += 100 * MIB
+    assert len(given_back_at(traffic, memory, range(122, 240))) == 3
+
+
 def test_memory_goes_back_now_and_then_under_load(traffic: Traffic, memory: Memory) -> None:
     memory.bytes += 100 * MIB
     traffic.budget.take(MIB)
