@@ -17,9 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -41,8 +40,6 @@ from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, PixelFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from support.live_cameras.started import LiveCameras
 
     from edge_server.cameras.frame import Frame
@@ -52,7 +49,6 @@ pytestmark = [
     pytest.mark.gstreamer,
     pytest.mark.skipif(bool(gstreamer_missing()), reason=gstreamer_missing()),
 ]
-T = TypeVar("T")
 PATIENCE_S = 30.0
 LOGIN = {"user": "edge", "password": "p@ss:w/rd"}
 IN_URI = "edge:p%40ss%3Aw%2Frd@"
@@ -64,28 +60,23 @@ def opened(uri: str, options: SourceOptions = NO_OPTIONS) -> LiveSource:
     return open_gstreamer(parse_source_uri(uri), options)
 
 
-def undisturbed(read: Callable[[], T]) -> T:
-    """What `read` returns, which opens a camera: again where the encoder of a camera beside much
-    else falls silent, as a daemon does."""
+def frames_of(uri: str, number: int) -> list[Frame]:
+    """The first frames of a camera; opened again where the encoder of a camera beside much else
+    falls silent, as a daemon does."""
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return read()
+            source = opened(uri)
+            try:
+                frames = [source.read() for _ in range(number)]
+            finally:
+                source.close()
         except SourceError as error:
             if error.reason not in {"stalled", "unavailable"} or time.monotonic() > end:
                 raise
-
-
-def frames_of(uri: str, number: int) -> list[Frame]:
-    """The first frames of a camera."""
-
-    def read() -> list[Frame]:
-        with contextlib.closing(opened(uri)) as source:
-            frames = [source.read() for _ in range(number)]
-        assert all(frames)
-        return [frame for frame in frames if frame is not None]
-
-    return undisturbed(read)
+        else:
+            assert all(frames)
+            return [frame for frame in frames if frame is not None]
 
 
 def own(caps: str, source: str = "videotestsrc is-live=true") -> str:
@@ -229,22 +220,8 @@ def test_a_camera_is_decoded_with_its_own_time(
     live_cameras: LiveCameras, codec: str, query: str
 ) -> None:
     camera = live_cameras.rtsp(codec=codec, stamp=True)
-
-    def read() -> list[Frame]:
-        """30 in a row with its own time: not the first ones, nor those after a jump, which a busy
-        machine makes."""
-        frames: deque[Frame] = deque(maxlen=30)
-        end = time.monotonic() + PATIENCE_S
-        with contextlib.closing(opened(f"{camera.uri()}{query}")) as source:
-            while len(frames) < 30 or any(frame.clock == "arrival" for frame in frames):
-                assert time.monotonic() < end, [frame.clock for frame in frames]
-                frame = source.read()
-                assert frame is not None
-                frames.append(frame)
-        return list(frames)
-
-    frames = undisturbed(read)
-    assert {frame.clock for frame in frames} <= {"rtp", "ntp"}
+    frames = frames_of(f"{camera.uri()}{query}", 30)
+    assert {frame.clock for frame in frames[1:]} <= {"rtp", "ntp"}
     assert {frame.image.pixel_format for frame in frames} == {PixelFormat.I420}
     # The time in the pixels is that of the picture; encoding and decoding come after it. Their
     # least is taken for none, so that a capture time is late by it, and by no more.
@@ -290,21 +267,16 @@ def test_the_camera_knows_its_colours(live_cameras: LiveCameras) -> None:
 
 def test_a_camera_that_changes_its_size_goes_on(live_cameras: LiveCameras) -> None:
     camera = live_cameras.rtsp()
-
-    def after_the_change() -> Frame | None:
-        camera.show(live_cameras.clip())
-        with contextlib.closing(opened(camera.uri())) as source:
-            source.read()
-            camera.show(live_cameras.clip(320, 240))
-            end = time.monotonic() + PATIENCE_S
-            frame = source.read()
-            while frame is not None and frame.image.width == 640 and time.monotonic() < end:
-                frame = source.read()
-            return frame
-
-    frame = undisturbed(after_the_change)
+    source = opened(camera.uri())
+    source.read()
+    camera.show(live_cameras.clip(320, 240))
+    end = time.monotonic() + PATIENCE_S
+    frame = source.read()
+    while frame is not None and frame.image.width == 640 and time.monotonic() < end:
+        frame = source.read()
     assert frame is not None
     assert (frame.image.width, frame.image.height) == (320, 240)
+    source.close()
 
 
 def test_lost_packets_cost_frames_and_not_the_camera(live_cameras: LiveCameras) -> None:
@@ -385,8 +357,7 @@ def test_a_description_of_many_streams_is_not_waited_for() -> None:
     assert "describes its streams in more than 256 KiB" in str(error)
 
 
-@pytest.mark.parametrize("times", [40, pytest.param(160, marks=pytest.mark.long)])
-def test_reconnects_leave_nothing_behind(live_cameras: LiveCameras, times: int) -> None:
+def test_200_reconnects_leave_nothing_behind(live_cameras: LiveCameras) -> None:
     camera = live_cameras.rtsp(fps=30.0, key_frame_s=0.1)
     # GStreamer's server may send nothing to a client that comes while its last one leaves.
     viewer = opened(camera.uri())
@@ -401,7 +372,7 @@ def test_reconnects_leave_nothing_behind(live_cameras: LiveCameras, times: int) 
 
     reconnect(20)
     memory, files, threads = reconnect(20)
-    after = reconnect(times)
+    after = reconnect(160)
     viewer.close()
     assert after[0] - memory < 5 << 20
     assert after[1] <= files + 2
@@ -440,8 +411,7 @@ def test_a_daemons_camera_comes_back(live_cameras: LiveCameras) -> None:
         wait(CameraState.LOST)
         camera.start()
         wait(CameraState.LIVE)
-        # Those where a busy machine's camera fell silent come beside.
-        assert 1 <= daemons.reconnects <= 1 + daemons.faults["stalled"]
+        assert daemons.reconnects == 1
     finally:
         daemons.stop()
 

@@ -268,8 +268,8 @@ def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
     served.registry.clear()
     del served
     gc.collect()
-    assert open_files() <= files
-    assert threading.active_count() <= threads
+    assert open_files() == files
+    assert threading.active_count() == threads
 
 
 def test_a_model_that_does_not_finalize_is_ended_and_that_is_logged(

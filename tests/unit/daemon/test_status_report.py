@@ -119,7 +119,7 @@ class Follows(PollControl):
         self.judged: list[tuple[str, str, str]] = []
 
     @property
-    def deployments(self) -> Follows:  # type: ignore[override]
+    def deployments(self) -> Follows:  # type: ignore[override]  # one fake is both
         return self
 
     def judge(self, model: str, served: str, text: str) -> None:

@@ -207,4 +207,4 @@ def test_nothing_stays_open(repository: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - descriptors, not paths
     for _ in range(3):
         read_repositories([repository])
-    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above

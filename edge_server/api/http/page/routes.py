@@ -59,6 +59,11 @@ def _may_read(sources: PageSources, token: str) -> bool:
     return sources.may_read is None or bool(token and sources.may_read(token))
 
 
+def _is_reader(sources: PageSources, connection: HTTPConnection) -> bool:
+    """Whether the request has a cookie with a token that may read."""
+    return _may_read(sources, connection.cookies.get(COOKIE, ""))
+
+
 class _Look(msgspec.Struct, forbid_unknown_fields=True):
     """What a page sends: the cameras that it shows, each with a size of `SIZES`."""
 
@@ -92,7 +97,7 @@ class LivePages:
 
     def refusal(self, connection: HTTPConnection) -> tuple[int, str] | None:
         """Return the code and the reason with which a socket would be refused now; None if not."""
-        if not _may_read(self._sources, connection.cookies.get(COOKIE, "")):
+        if not _is_reader(self._sources, connection):
             return NEEDS_TOKEN, "a token is needed"
         if len(self._rings) >= MOST_PAGES:
             return TRY_LATER, f"{MOST_PAGES} pages are open already"
@@ -137,9 +142,7 @@ class LivePages:
             now_s = time.monotonic()
             if now_s >= state_due_s:
                 state_due_s = now_s + STATE_S
-                if not _may_read(
-                    self._sources, socket.cookies.get(COOKIE, "")
-                ):  # its token is valid no more
+                if not _is_reader(self._sources, socket):  # its token is valid no more
                     await socket.close(NEEDS_TOKEN, "a token is needed")
                     return
                 await _in_time(socket.send_text(self._state_of(now_s)))
@@ -293,7 +296,7 @@ def _refusal(sources: PageSources, method: str, request: Request) -> str:
 
 def _for_readers(serve: Serve) -> Serve:
     async def checked(sources: PageSources, request: Request) -> Response:
-        if not _may_read(sources, request.cookies.get(COOKIE, "")):
+        if not _is_reader(sources, request):
             return _refused(401, "a token is needed")
         return await serve(sources, request)
 

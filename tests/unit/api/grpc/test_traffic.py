@@ -220,6 +220,22 @@ def test_the_youngest_go_when_more_are_on_their_way_than_there_is_memory_for(
         call.close()
 
 
+def test_what_a_late_look_finds_unread_is_not_taken_for_large(
+    traffic: Traffic, memory: Memory
+) -> None:
+    now = time.monotonic()
+    traffic.tick(now)
+    calls = [Call(traffic) for _ in range(5)]
+    memory.bytes += 9 * MIB
+    traffic.tick(now + 1)
+    assert not any(call.cancelled.is_set() for call in calls)
+    memory.bytes += 9 * MIB
+    traffic.tick(now + 1.1)
+    assert [call.cancelled.is_set() for call in calls] == [False, False, True, True, True]
+    for call in calls:
+        call.close()
+
+
 def test_what_else_fills_the_memory_ends_no_call(traffic: Traffic, memory: Memory) -> None:
     calls = [Call(traffic) for _ in range(2)]
     for _ in range(5):
