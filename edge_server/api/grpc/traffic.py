@@ -38,6 +38,9 @@ _LOG_EVERY_S = 60.0
 _LOOK_AT_TOKENS_S = 1.0
 # What a smaller response takes is less than gRPC keeps for its call.
 WATCHED_FROM_BYTES = 4 * 1024
+# What is counted of a call takes up to three times as much: a tensor, the response with it, and
+# gRPC's copy of that.
+_TIMES_MORE = 2
 # How compressed messages begin: gzip's magic number, and the headers that zlib writes for its
 # levels. No message of the services does.
 _GZIP = b"\x1f\x8b"
@@ -64,8 +67,9 @@ class Traffic:
     not read its response by then; when its request is not complete after half a second and other
     calls wait for a thread; when a stream's client has not read one response after `within_s` and
     after `SLOW_READER_S`; and when more requests arrive than `budget` has room for at their longest
-    while the process grows by as much as that: then the youngest calls end. gRPC lets no other
-    thread than the call's own, which waits for the message, choose another status.
+    while the process grows by more than that and what the counted messages explain: then the
+    youngest calls end. gRPC lets no other thread than the call's own, which waits for the message,
+    choose another status.
 
     A stream's client may pause between two requests without limit, and gRPC does not show whether
     half a request has arrived: the limit on open streams bounds those bytes.
@@ -109,6 +113,7 @@ class Traffic:
         self._ticked_at = time.monotonic()
         # Resident memory without requests on their way, and when memory last went back.
         self._resident_before = self._rest_bytes = resident()
+        self._counted_bytes = 0  # at the last look
         # The time of the last message in flight.
         self._returned_at = self._busy_at = time.monotonic()
         self._ended = 0
@@ -243,9 +248,12 @@ class Traffic:
         long = [(each, waits_s) for each, waits_s in arriving if waits_s > _LONG_S + overslept_s]
         late = [context for context, waits_s in long if waits_s > within_s]
         room = max(1, self.budget.room_bytes // self._longest_bytes)
+        # Memory goes a moment later than its count.
+        counted_before, self._counted_bytes = self._counted_bytes, self.budget.used_bytes
+        explained_bytes = _TIMES_MORE * max(counted_before, self._counted_bytes)
         if len(long) <= room:
             self._resident_before = self._resident()
-        elif self._resident() - self._resident_before > self.budget.limit_bytes:
+        elif self._resident() - self._resident_before > self.budget.limit_bytes + explained_bytes:
             late += [context for context, _ in long[room:] if context not in late]
         for context in late:
             self._end(context)

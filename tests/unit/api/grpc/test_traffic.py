@@ -196,7 +196,7 @@ def test_what_is_inside_leaves_less_room_for_what_comes(traffic: Traffic, memory
     calls = [Call(traffic) for _ in range(2)]
     now = time.monotonic() + 0.1
     traffic.tick(now - 0.1)
-    memory.bytes += 9 * MIB
+    memory.bytes += 17 * MIB
     traffic.budget.take(4 * MIB)
     traffic.tick(now)
     assert [call.cancelled.is_set() for call in calls] == [False, True]
@@ -231,6 +231,24 @@ def test_what_a_late_look_finds_unread_is_not_taken_for_large(
     assert not any(call.cancelled.is_set() for call in calls)
     memory.bytes += 9 * MIB
     traffic.tick(now + 1.1)
+    assert [call.cancelled.is_set() for call in calls] == [False, False, True, True, True]
+    for call in calls:
+        call.close()
+
+
+def test_what_counted_messages_take_is_not_taken_for_what_arrives(
+    traffic: Traffic, memory: Memory
+) -> None:
+    calls = [Call(traffic) for _ in range(5)]
+    now = time.monotonic() + 0.1
+    traffic.tick(now - 0.1)
+    traffic.budget.take(8 * MIB)
+    memory.bytes += 3 * 8 * MIB
+    traffic.tick(now)
+    traffic.budget.give(8 * MIB)
+    traffic.tick(now + 0.05)  # its memory goes a moment later
+    assert not any(call.cancelled.is_set() for call in calls)
+    traffic.tick(now + 0.1)
     assert [call.cancelled.is_set() for call in calls] == [False, False, True, True, True]
     for call in calls:
         call.close()
