@@ -100,7 +100,7 @@ def open_gstreamer(uri: SourceUri, options: SourceOptions) -> LiveSource:
     try:
         pipeline = pipeline_of(uri, options, registry_has)
         log.debug("%s: %s", uri.label, "a pipeline" if uri.scheme == "gst" else pipeline.text)
-        hosts = addresses_of(uri) if uri.scheme.startswith("rtsp") else ()
+        hosts = addresses_of(uri) if uri.scheme in PORTS else ()
         stream = GstreamerStream(place, pipeline, options.matrix, options.range, hosts)
     except SourceUriError:
         raise

@@ -32,9 +32,6 @@ _HARDWARE_DECODER = "decoder"
 # The name of the element whose output shows that the camera sends images.
 DEPAYLOADER = "packets"
 
-# The name of the element that holds an image over HTTP until it has come whole.
-DEMULTIPLEXER = "parts"
-
 # Formats of `PixelFormat`; videoconvert passes each of them on untouched.
 _FORMATS = "video/x-raw,format=(string){NV12,I420,YUY2,BGR,GRAY8}"
 
@@ -230,7 +227,7 @@ def _http(uri: SourceUri, login: dict[str, str], has: Registry) -> CameraPipelin
     text = (
         "souphttpsrc name=source is-live=true do-timestamp=true timeout=5 retries=0 "
         f"automatic-redirect=false{strict} "
-        f"! multipartdemux name={DEMULTIPLEXER} single-stream=true ! image/jpeg "
+        "! multipartdemux single-stream=true ! image/jpeg "
         f"! {decoder('JPEG', has)} ! {_converter(has)} ! {SINK}"
     )
     return CameraPipeline(text, {"source": {"location": uri.address(), **login}})

@@ -9,11 +9,12 @@ import time
 import weakref
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from edge_server.cameras.gstreamer_frames import SampleReader, load_gstreamer
-from edge_server.cameras.gstreamer_pipelines import DEMULTIPLEXER, DEPAYLOADER, JPEG_DECODER
+from edge_server.cameras.gstreamer_pipelines import DEPAYLOADER, JPEG_DECODER
 from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES, size_of_jpeg
 from edge_server.cameras.live_source import StreamEnded
 from edge_server.cameras.network import CameraSockets
@@ -185,6 +186,11 @@ _QUICK_STOP_S = 0.5
 # it to set them up, which nothing ends: minutes for 2 MB. Another camera at the same address that
 # is opened meanwhile may stream more, which costs this one an attempt.
 _MOST_DESCRIPTION_BYTES = 2**18
+# Until a camera has described its streams: five redirects, each with a password. GStreamer follows
+# any number, thousands a second.
+_MOST_REQUESTS = 20
+# A camera has one, and another one after its restart.
+_MOST_SENDERS = 8
 # The longest wait in GStreamer before its messages are read.
 _LOOK_S = 0.1
 
@@ -203,7 +209,7 @@ class GstreamerStream:
         place: names the camera in errors.
         pipeline: what to run.
         matrix, range_: override those in the caps.
-        hosts: IP addresses of an RTSP camera.
+        hosts: IP addresses of a network camera.
 
     Raises:
         SourceError: the text is no pipeline.
@@ -225,9 +231,10 @@ class GstreamerStream:
         self._undecoded = 0
         self._place = place
         self._sample: Any = None
-        self._running = self._ended = self._is_described = False
+        self._running = self._ended = self._has_image = False
         self._failure: SourceError | None = None
-        self._unfinished_bytes = 0
+        self._is_described = pipeline.branch is None
+        self._received_before = 0  # up to the last image
         self._branch = pipeline.branch
         # What the pipeline holds of this object, and this object of the pipeline, would keep both.
         self._undo: list[Callable[[], None]] = []
@@ -281,13 +288,17 @@ class GstreamerStream:
             # Until the camera has described its streams.
             time.sleep(min(timeout_s, 0.005))
             if not self._is_described:
-                self._check_description()
+                self._check_received()
             return False
         timeout_s = min(timeout_s, _LOOK_S)
         self._sample = self._sink.emit("try-pull-sample", int(timeout_s * 1e9))
-        if self._sample is None and self._ended:
+        if self._sample is not None:
+            self._has_image = True
+            return True
+        if self._ended:
             raise StreamEnded
-        return self._sample is not None
+        self._check_received()
+        return False
 
     def retrieve(self) -> Picture:
         sample, self._sample = self._sample, None
@@ -313,42 +324,44 @@ class GstreamerStream:
             null = self._api.gst.State.NULL
             _stop(self._pipeline, null, self._bus, self._undo, self._sockets, wait=True)
 
-    def _check_description(self) -> None:
-        if self._sockets.received_bytes() > _MOST_DESCRIPTION_BYTES:
-            self._failure = SourceError(
+    def _check_received(self) -> None:
+        """Let no more come over TCP without an image than the longest one has: GStreamer keeps it
+        all, of JPEG, H.264 and H.265."""
+        received_bytes = self._sockets.received_bytes()
+        if self._has_image:
+            self._has_image, self._received_before = False, received_bytes
+        elif not self._is_described and received_bytes > _MOST_DESCRIPTION_BYTES:
+            self._hang_up(
                 f"the camera describes its streams in more than {_MOST_DESCRIPTION_BYTES >> 10} "
                 "KiB; restart the camera",
-                reason="unavailable",
+                "unavailable",
             )
+        elif received_bytes - self._received_before > LONGEST_JPEG_BYTES:
+            self._hang_up(
+                f"no image ends within {LONGEST_JPEG_BYTES >> 20} MiB; set a lower resolution in "
+                "the camera, or restart it",
+                "corrupt",
+            )
+
+    def _hang_up(self, text: str, reason: str) -> None:
+        self._failure = SourceError(text, reason=reason)
+        self._sockets.shut_down()
 
     def _watch_images(self) -> None:
         """Count encoded images; drop the JPEGs that `size_of_jpeg` refuses: decoders make half an
-        image of them, and report nothing. USB cameras send some, most of all first. Let no more
-        than `LONGEST_JPEG_BYTES` come without an image, all of which GStreamer would keep.
+        image of them, and report nothing. USB cameras send some, most of all first.
 
         The probes run on threads of GStreamer, each counter on one.
         """
         kinds, result = self._api.gst.PadProbeType, self._api.gst.PadProbeReturn
 
-        def count(_pad: Any, _info: Any) -> Any:
+        def see(_pad: Any, _info: Any) -> Any:
             self.seen += 1
             return result.OK
-
-        def bound(_pad: Any, info: Any) -> Any:
-            self._unfinished_bytes += info.get_buffer().get_size()
-            if self._unfinished_bytes <= LONGEST_JPEG_BYTES:
-                return result.OK
-            self._failure = SourceError(
-                f"no image ends within {LONGEST_JPEG_BYTES >> 20} MiB; set a lower resolution in "
-                "the camera, or restart it",
-                reason="corrupt",
-            )
-            return result.DROP
 
         def look(_pad: Any, info: Any) -> Any:
             buffer = info.get_buffer()
             self.seen += alone
-            self._unfinished_bytes = 0
             try:
                 size_of_jpeg(buffer.extract_dup(0, buffer.get_size()))
             except ValueError:
@@ -360,27 +373,33 @@ class GstreamerStream:
         decoder = self._pipeline.get_by_name(JPEG_DECODER)
         alone = depayloader is None
         if depayloader is not None:
-            self._probe(depayloader, "src", kinds.BUFFER | kinds.BUFFER_LIST, count)
+            self._probe(depayloader, "src", kinds.BUFFER | kinds.BUFFER_LIST, see)
         if decoder is not None:
             self._probe(decoder, "sink", kinds.BUFFER, look)
-        demultiplexer = self._pipeline.get_by_name(DEMULTIPLEXER)
-        if demultiplexer is not None:
-            self._probe(demultiplexer, "sink", kinds.BUFFER, bound)
 
     def _probe(self, element: Any, name: str, kinds: Any, look: Callable[[Any, Any], Any]) -> None:
         pad = element.get_static_pad(name)
         self._undo.append(partial(pad.remove_probe, pad.add_probe(kinds, look)))
 
     def _link_later(self, source: Any) -> None:
-        """Build what comes behind an rtspsrc when the camera has described its streams, and send
-        nothing to another host; the handlers run on the source's thread, whose exceptions nobody
-        would see."""
+        """Build what comes behind an rtspsrc when the camera has described its streams, send
+        nothing to another host, and follow no more redirects and senders than a camera has; the
+        handlers run on the source's threads, whose exceptions nobody would see."""
         chosen: list[str] = []
+        requests, senders = count(1), count(1)
         host = urlsplit(source.get_property("location")).hostname
 
         def send(_source: Any, message: Any) -> bool:
-            # A redirect. What the camera has described may have other addresses, and goes to it.
-            return bool(chosen) or urlsplit(message.parse_request()[2]).hostname == host
+            # What the camera has described may have other addresses, and goes to it.
+            if chosen:
+                return True
+            if next(requests) > _MOST_REQUESTS:
+                self._failure = SourceError(
+                    "the camera redirects again and again; write the address of the stream itself",
+                    reason="not_found",
+                )
+                return False
+            return bool(urlsplit(message.parse_request()[2]).hostname == host)
 
         def select(_source: Any, _number: int, caps: Any) -> bool:
             self._is_described = True
@@ -403,7 +422,21 @@ class GstreamerStream:
             if not chosen:
                 self._failure = SourceError("the camera has no video stream", reason="not_found")
 
+        def bound(_source: Any, manager: Any) -> None:
+            # With a second one GStreamer crashes at times, and each has a thread.
+            manager.set_property("max-streams", 1)
+            found = manager.connect("on-new-ssrc", sender)
+            self._undo.append(partial(manager.disconnect, found))
+
+        def sender(_manager: Any, _session: int, _ssrc: int) -> None:
+            if next(senders) > _MOST_SENDERS:
+                self._failure = SourceError(
+                    f"the camera sends as more than {_MOST_SENDERS} senders (SSRC); restart it",
+                    reason="corrupt",
+                )
+
         for signal, handler in (
+            ("new-manager", bound),
             ("before-send", send),
             ("select-stream", select),
             ("pad-added", link),

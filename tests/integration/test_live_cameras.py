@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -511,6 +512,60 @@ def test_a_message_of_rtsp_without_end_takes_little_memory(reader: str) -> None:
             opened(reader, f"rtsp://127.0.0.1:{port}/x")
         grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown_kib < 600 * 1024
+
+
+def playing(packets: bytes, path: str = "t") -> bytes:
+    """What a camera of H.264 says from its first response to its first packets."""
+    sdp = f"v=0\r\nm=video 0 RTP/AVP 96\r\na=rtpmap:96 H264/90000\r\na=control:{path}\r\n"
+    headers = (
+        "Public: DESCRIBE, SETUP, PLAY\r\n\r\n",
+        f"Content-Type: application/sdp\r\nContent-Length: {len(sdp)}\r\n\r\n{sdp}",
+        "Session: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=0-1\r\n\r\n",
+        "Session: 1\r\n\r\n",
+    )
+    said = "".join(f"RTSP/1.0 200 OK\r\nCSeq: {n}\r\n{each}" for n, each in enumerate(headers, 1))
+    return said.encode() + packets
+
+
+def packet(number: int, sender: int, payload: bytes) -> bytes:
+    header = struct.pack(">BBHII", 0x80, 96, number, 0, sender)
+    return b"$\0" + struct.pack(">H", len(header + payload)) + header + payload
+
+
+def test_an_image_of_rtsp_without_end_takes_little_memory(reader: str) -> None:
+    """It comes in fragments (FU-A of RFC 6184), none of which is the last one."""
+    begin = packet(0, 7, b"\x7c\x85" + bytes(600))
+    more = b"".join(packet(n % 2**16, 7, b"\x7c\x05" + bytes(600)) for n in range(1, 2**16 + 1))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with served(playing(begin), more) as port, pytest.raises(SourceError):
+        opened(reader, f"rtsp://127.0.0.1:{port}/x")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
+
+
+of_gstreamer = pytest.mark.parametrize(
+    "reader", [pytest.param("gstreamer", marks=pytest.mark.gstreamer)], indirect=True
+)
+
+
+@of_gstreamer
+def test_a_camera_of_many_senders_is_refused(reader: str) -> None:
+    """GStreamer starts a thread for each SSRC, and crashes in one of them."""
+    packets = [packet(n, sender, b"\x65") for sender in range(1000, 1300) for n in range(4)]
+    with (
+        served(playing(b"".join(packets)), b"") as port,
+        pytest.raises(SourceError, match="sends as more than 8 senders") as raised,
+    ):
+        opened(reader, f"rtsp://127.0.0.1:{port}/x")
+    assert raised.value.reason == "corrupt"
+
+
+@of_gstreamer
+def test_a_camera_that_redirects_to_itself_is_left(live_cameras: LiveCameras, reader: str) -> None:
+    camera = live_cameras.redirecting_port("")
+    camera.location = f"rtsp://127.0.0.1:{camera.port}/y"
+    with pytest.raises(SourceError, match="redirects again and again") as raised:
+        opened(reader, f"rtsp://127.0.0.1:{camera.port}/x")
+    assert raised.value.reason == "not_found"
 
 
 def test_a_camera_that_redirects_to_another_host_is_not_read(

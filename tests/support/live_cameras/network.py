@@ -231,13 +231,14 @@ class RedirectingPort:
         host: an address of loopback to listen at.
 
     Attributes:
+        location: as given, or as set later.
         requests: what has come.
     """
 
     def __init__(self, location: str, host: str = "127.0.0.1") -> None:
         (self.port,) = free_ports(1)
         self.requests: list[bytes] = []
-        self._location = location
+        self.location = location
         self._clients: list[socket.socket] = []
         self._listener = _listener(self.port, host=host)
         self._threads = [threading.Thread(target=self._accept)]
@@ -274,7 +275,7 @@ class RedirectingPort:
                     (b"HTTP/1.1" if sequence is None else b"RTSP/1.0")
                     + b" 302 Found\r\nContent-Length: 0\r\n"
                     + (b"" if sequence is None else b"CSeq: %s\r\n" % sequence[1])
-                    + f"Location: {self._location}\r\n\r\n".encode()
+                    + f"Location: {self.location}\r\n\r\n".encode()
                 )
 
 
