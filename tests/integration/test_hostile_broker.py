@@ -151,7 +151,7 @@ def test_a_topic_that_is_no_text_ends_the_connection_alone(
             client.sendall(retained(b"\xff\xfe"))
 
     with ScriptedBroker(subscribed=subscribed) as broker, publishing(broker) as publisher:
-        wait_until(lambda: broker.clients == 2)
+        wait_until(lambda: broker.clients >= 2)
         lanes_arrive(publisher, broker)
     assert "UnicodeDecodeError" in caplog.text
 
@@ -195,14 +195,13 @@ def test_what_this_client_has_not_agreed_to_ends_the_connection_at_its_header(
         nonlocal taken
         if broker.clients > 1:
             return
-        client.settimeout(30.0)
         client.sendall(sent)
         with contextlib.suppress(ConnectionError):
             while taken < most:
                 taken += client.send(bytes(1 << 20))
 
     with ScriptedBroker(subscribed=subscribed) as broker, publishing(broker) as publisher:
-        wait_until(lambda: broker.clients == 2)
+        wait_until(lambda: broker.clients >= 2)
         lanes_arrive(publisher, broker)
     assert reason in caplog.text
     assert taken < most, "what the kernel's buffers hold, some 6 MiB"
@@ -223,7 +222,7 @@ def test_a_header_is_judged_within_tls_too(
         ScriptedBroker(subscribed=subscribed, tls=tls) as broker,
         publishing(broker, ca_file=str(authority.ca)) as publisher,
     ):
-        wait_until(lambda: broker.clients == 2)
+        wait_until(lambda: broker.clients >= 2)
         lanes_arrive(publisher, broker)
     assert "a packet of 209715205 bytes" in caplog.text
 
@@ -239,7 +238,7 @@ def test_a_limit_of_nothing_is_an_error_of_the_protocol(
     properties: bytes, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ScriptedBroker(properties=properties) as broker, publishing(broker) as publisher:
-        wait_until(lambda: broker.clients == 2)
+        wait_until(lambda: broker.clients >= 2)
         assert f"{name} property value" in publisher.state
         publisher.stop()
         found = try_broker(Mqtt("127.0.0.1", broker.port), "check")
@@ -258,7 +257,7 @@ def test_an_error_of_publishing_ends_the_connection_and_is_tried_again(
         with monkeypatch.context() as patched:
             patched.setattr(payloads, "lane_frame", broken)
             publisher.publish_lanes(frame(0))
-            wait_until(lambda: broker.clients == 2)
+            wait_until(lambda: broker.clients >= 2)
         lanes_arrive(publisher, broker)
     assert "lost 127.0.0.1" in caplog.text
     assert "ZeroDivisionError: of this frame" in caplog.text

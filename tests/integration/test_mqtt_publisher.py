@@ -26,6 +26,7 @@ from support.waiting import TIMEOUT_S, wait_until
 from edge_server.board.board import Identity
 from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
+from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.link import WINDOW
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.event_log import Event, EventLog
@@ -42,15 +43,17 @@ if TYPE_CHECKING:
 ROOT = "edge/v1/truck-7"
 CONNACK, PINGREQ, PINGRESP = b"\x20\x03\x00\x00\x00", b"\xc0\x00", b"\xd0\x00"
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-test")
+# The publishers' clock stands still, so that no frame grows old on a busy machine.
+NOW_NS = time.monotonic_ns()
 
 
-def frame(frame_id: int = 0, camera: str = "front", mono_ns: int | None = None) -> LaneFrame:
+def frame(frame_id: int = 0, camera: str = "front", age_ns: int = 0) -> LaneFrame:
     ys = np.linspace(719, 200, 72)
     return LaneFrame(
         camera=camera,
         frame_id=frame_id,
         dropped=0,
-        capture_mono_ns=time.monotonic_ns() if mono_ns is None else mono_ns,
+        capture_mono_ns=NOW_NS - age_ns,
         capture_epoch_ns=time.time_ns(),
         width=1280,
         height=720,
@@ -109,16 +112,17 @@ def listening(broker: Mosquitto, topic: str = f"{ROOT}/#", **login: str) -> Iter
 
 @contextlib.contextmanager
 def publishing(broker: Mosquitto, **more: Any) -> Iterator[Publisher]:
-    clocks = {key: more.pop(key) for key in ("now_ns", "keepalive_s") if key in more}
-    paths = {key: str(value) for key, value in more.items()}
-    publisher = Publisher(Mqtt(broker.host, broker.port, **paths), IDENTITY, **clocks)
+    keepalive_s = more.pop("keepalive_s", KEEPALIVE_S)
+    settings = Mqtt(broker.host, broker.port, **{key: str(value) for key, value in more.items()})
+    publisher = Publisher(settings, IDENTITY, now_ns=lambda: NOW_NS, keepalive_s=keepalive_s)
     publisher.start()
     publisher.publish_online()
     try:
         yield publisher
     finally:
         publisher.stop()
-    assert not any(worker.alive for worker in publisher.workers())
+    # Its end waits no longer than a stop of the daemon may; a busy machine takes longer.
+    wait_until(lambda: not any(worker.alive for worker in publisher.workers()))
     assert [worker.failure for worker in publisher.workers()] == [None]
 
 
@@ -152,14 +156,14 @@ def line(level: str, part: str) -> Callable[[tuple[str, str]], bool]:
     return lambda entry: entry[0] == level and part in entry[1]
 
 
-def publish_until_full(publisher: Publisher, fed: Iterator[int], now_ns: int) -> None:
+def publish_until_full(publisher: Publisher, fed: Iterator[int]) -> None:
     """Publish until the sockets to a frozen broker take no more for now, or it was given up."""
     connection = publisher._link._connection
     assert connection is not None
     give_up = time.monotonic() + TIMEOUT_S
     while connection.in_flight < WINDOW and connection.end is None:
         assert time.monotonic() < give_up, "the freeze never bit"
-        publisher.publish_lanes(frame(next(fed), mono_ns=now_ns))
+        publisher.publish_lanes(frame(next(fed)))
         time.sleep(0.0005)  # the worker, which empties the outbox, wants its turn
 
 
@@ -306,19 +310,15 @@ def test_a_broker_that_appears_late_is_found(stopped_mosquitto: Mosquitto, log: 
 
 
 def test_a_frozen_broker_costs_lanes_and_nothing_else(mosquitto: Mosquitto) -> None:
-    now_ns = time.monotonic_ns()  # stands still, so that no frame grows old on a busy machine
-    with (
-        listening(mosquitto) as inbox,
-        publishing(mosquitto, now_ns=lambda: now_ns, keepalive_s=30) as publisher,
-    ):
+    with listening(mosquitto) as inbox, publishing(mosquitto, keepalive_s=30) as publisher:
         inbox.wait_for(ONLINE)
         mosquitto.freeze()
         connection = publisher._link._connection
         assert connection is not None
         fed = itertools.count()
-        publish_until_full(publisher, fed, now_ns)
+        publish_until_full(publisher, fed)
         for _ in range(5000):
-            publisher.publish_lanes(frame(next(fed), mono_ns=now_ns))
+            publisher.publish_lanes(frame(next(fed)))
         last = next(fed) - 1
         assert connection.in_flight <= WINDOW
         assert publisher._outbox.waiting <= 1
@@ -336,14 +336,13 @@ def test_a_frozen_broker_costs_lanes_and_nothing_else(mosquitto: Mosquitto) -> N
 
 
 def test_a_broker_that_never_thaws_is_given_up(mosquitto: Mosquitto, log: Received) -> None:
-    now_ns = time.monotonic_ns()
-    with publishing(mosquitto, now_ns=lambda: now_ns, keepalive_s=1) as publisher:
+    with publishing(mosquitto, keepalive_s=1) as publisher:
         log.wait_for(line("INFO", "mqtt: connected"))
         mosquitto.freeze()
         fed = itertools.count()
-        publish_until_full(publisher, fed, now_ns)
+        publish_until_full(publisher, fed)
         while publisher.connected:  # a camera goes on, so something is cut off in flight
-            publisher.publish_lanes(frame(next(fed), mono_ns=now_ns))
+            publisher.publish_lanes(frame(next(fed)))
             time.sleep(0.005)
         log.wait_for(line("WARNING", "mqtt: lost"))
         waiting = len(publisher._outbox._live)
@@ -355,22 +354,26 @@ def test_a_broker_that_only_responds_to_pings_is_given_up(log: Received) -> None
         server.settimeout(TIMEOUT_S)
         publisher = Publisher(Mqtt("127.0.0.1", server.getsockname()[1]), IDENTITY, keepalive_s=1)
         publisher.start()
-        peer, _ = server.accept()
-        with peer, contextlib.suppress(ConnectionResetError):
-            peer.settimeout(TIMEOUT_S)
-            peer.sendall(CONNACK)
-            give_up = time.monotonic() + TIMEOUT_S
-            while time.monotonic() < give_up and (received := peer.recv(4096)):
-                if received.endswith(PINGREQ):
-                    peer.sendall(PINGRESP)
-        log.wait_for(line("WARNING", "edge/v1/truck-7/status not acknowledged for 3 s"))
+        said = line("WARNING", "edge/v1/truck-7/status not acknowledged for 3 s")
+        give_up = time.monotonic() + TIMEOUT_S
+        # Where the responses come too late, that ends a connection, and there is another one.
+        while not log.matching(said):
+            assert time.monotonic() < give_up, log.matching(lambda _: True)
+            peer, _ = server.accept()
+            with peer, contextlib.suppress(ConnectionError):
+                peer.settimeout(TIMEOUT_S)
+                peer.sendall(CONNACK)
+                while received := peer.recv(4096):
+                    if received.endswith(PINGREQ):
+                        peer.sendall(PINGRESP)
+            log.wait_for(line("WARNING", "mqtt: lost"))
         publisher.stop()
 
 
 def test_a_frame_older_than_its_expiry_is_not_sent(mosquitto: Mosquitto) -> None:
     with listening(mosquitto) as inbox, publishing(mosquitto) as publisher:
         inbox.wait_for(ONLINE)
-        publisher.publish_lanes(frame(1, "rear", time.monotonic_ns() - 1_100_000_000))
+        publisher.publish_lanes(frame(1, "rear", 1_100_000_000))
         publisher.publish_lanes(frame(2, "front"))
         inbox.wait_for(with_fields("cameras/front/lanes", frame_id=2))
     assert (publisher.published, publisher.dropped) == (1, 1)
@@ -381,7 +384,7 @@ def test_that_there_are_no_lanes_is_sent_however_old_the_last_frame_is(
 ) -> None:
     with listening(mosquitto) as inbox, publishing(mosquitto) as publisher:
         inbox.wait_for(ONLINE)
-        old = frame(1, "rear", time.monotonic_ns() - 60_000_000_000)
+        old = frame(1, "rear", 60_000_000_000)
         publisher.publish_lanes(replace(old, lanes=(), failure="no picture"))
         inbox.wait_for(with_fields("cameras/rear/lanes", frame_id=1, status="FRAME_STATUS_INVALID"))
 

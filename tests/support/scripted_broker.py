@@ -9,6 +9,8 @@ import struct
 import threading
 from typing import TYPE_CHECKING
 
+from support.waiting import TIMEOUT_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -92,16 +94,17 @@ class ScriptedBroker:
                     if self._tls is not None:
                         client = self._tls.wrap_socket(client, server_side=True)
                     with client:
-                        client.settimeout(_LOOK_S)
                         self._answer(client)
 
     def _answer(self, client: socket.socket) -> None:
         data, subscribed = b"", False
         while not self._ends.is_set():
+            client.settimeout(_LOOK_S)
             with contextlib.suppress(TimeoutError):
                 if not (received := client.recv(65536)):
                     return
                 data += received
+            client.settimeout(TIMEOUT_S)  # what is sent waits for its reader
             while (found := _first(data)) is not None:
                 first, body, data = found
                 if first == 0x10:
