@@ -98,12 +98,17 @@ backend: "python"
 input { name: "ACT" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "PID" data_type: TYPE_INT64 dims: [ 1 ] }
 """
+# Starts once there is no file `@hold`.
 WILLING = """
-import os, signal
+import os, signal, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
+    def initialize(self, args):
+        while os.path.exists("@hold"):
+            time.sleep(0.01)
+
     def execute(self, requests):
         act = pb_utils.get_input_tensor_by_name(requests[0], "ACT").as_numpy()[0].decode()
         if act == "crash":
@@ -209,11 +214,19 @@ def test_unchanged_models_serve_the_stock_client(
 
 
 def test_a_crash_and_a_hang_cost_their_request_and_readiness_is_true(
-    repository: Path, start: Callable[..., Process], client: Callable[[Process], Any]
+    repository: Path,
+    start: Callable[..., Process],
+    client: Callable[[Process], Any],
+    tmp_path: Path,
 ) -> None:
-    write(repository, "willing", WILLING_CONFIG, WILLING)
+    gates = tmp_path / "gates"
+    gates.mkdir()
+    hold = gates / "hold"
+    config = tmp_path / "config.toml"
+    config.write_text(f'[repository]\npaths = ["{repository}"]\n[python]\nreadable = ["{gates}"]\n')
+    write(repository, "willing", WILLING_CONFIG, WILLING.replace("@hold", str(hold)))
     write(repository, "add_sub", ADD_SUB_CONFIG, ADD_SUB)
-    connection = client(start(f"--model-repository={repository}"))
+    connection = client(start(f"--config={config}"))
     first = act(connection, "fine")
 
     with pytest.raises(InferenceServerException, match="TritonModelException: as asked") as raised:
@@ -221,6 +234,7 @@ def test_a_crash_and_a_hang_cost_their_request_and_readiness_is_true(
     assert raised.value.status() == "StatusCode.INTERNAL"
     assert act(connection, "fine") == first
 
+    hold.touch()
     with pytest.raises(
         InferenceServerException, match=r"is not healthy.*died of SIGSEGV"
     ) as raised:
@@ -228,14 +242,17 @@ def test_a_crash_and_a_hang_cost_their_request_and_readiness_is_true(
     assert raised.value.status() == "StatusCode.INTERNAL"
     assert not connection.is_model_ready("willing")
     assert connection.is_model_ready("add_sub")
+    hold.unlink()
     wait_until_ready(connection, "willing")
     second = act(connection, "fine")
     assert second != first
 
+    hold.touch()
     with pytest.raises(InferenceServerException) as raised:
         act(connection, "hang", client_timeout=0.5)
     assert raised.value.status() == "StatusCode.DEADLINE_EXCEEDED"
     wait_until(lambda: not connection.is_model_ready("willing"), TIMEOUT_S)
+    hold.unlink()
     wait_until_ready(connection, "willing")
     assert act(connection, "fine") != second
 

@@ -364,7 +364,7 @@ class ChildSession:
             now = time.monotonic()
             if now >= until:
                 more = "" if until == given_up_at else f"; {_ALLOWS_MORE % 'execution_timeout_s'}"
-                return f"did not return within {now - began:.1f} s{more}"
+                return f"did not return within {until - began:.1f} s{more}"
             progressed()
             used_s = self._process.cpu_s()
             if used_s - cpu_s >= _WORK_S or self._calls.under_way:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.errors import InternalError, InvalidRequest
 from edge_server.settings import Python
@@ -73,7 +73,7 @@ def execute(self, requests):
 
     # Its call is counted a moment after its response.
     wait_until(idle)
-    assert served.registry.wait_closed(20)
+    assert served.registry.wait_closed(TIMEOUT_S)
     assert served.values("m", 2) == [4]
 
 

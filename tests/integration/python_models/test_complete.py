@@ -115,6 +115,6 @@ def test_a_models_own_parameters_are_its_own(serve: Serve) -> None:
 
 def test_a_metric_is_refused_at_once(serve: Serve) -> None:
     family = "pb_utils.MetricFamily('made', 'early', pb_utils.MetricFamily.COUNTER)"
-    config = parameter("initialize_timeout_s", "5")
+    config = parameter("initialize_timeout_s", "60")
     served = serve(m=(config, COMPLETE + f"{family}.Metric(); return config" + EXECUTE))
     assert "TritonModelException: the server keeps no metrics of" in reason(served)

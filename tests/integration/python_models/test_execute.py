@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.waiting import wait_until
 
 from edge_server.backends.contract import ExecuteRequest
 from edge_server.errors import EdgeServerError, InternalError, NotFound, UnknownError
@@ -191,7 +192,8 @@ def test_the_first_response_counts_and_the_second_is_an_error_in_the_log(
         """
     )
     assert served.values("m", 1) == [1]
-    assert "Non-decoupled model cannot send more than one response." in caplog.text
+    said = "Non-decoupled model cannot send more than one response."
+    wait_until(lambda: said in caplog.text)
 
 
 @pytest.mark.parametrize(

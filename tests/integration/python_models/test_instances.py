@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.waiting import TIMEOUT_S
 
 from edge_server.requests import InferRequest
 from edge_server.settings import Python
@@ -90,7 +91,7 @@ def test_a_change_of_the_instance_group_alone_keeps_the_processes_that_stay(
         assert served.values("m", 0)
         assert lease.snapshot.infer(REQUEST)
         lease.release()
-    assert served.registry.wait_closed(20)
+    assert served.registry.wait_closed(TIMEOUT_S)
     after = starts(folder)
     assert {name: after[name] for name in before} == before
     assert sum(map(len, after.values())) == 4

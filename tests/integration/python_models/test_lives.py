@@ -18,6 +18,7 @@ from edge_server.backends.python import session
 from edge_server.errors import DeadlineExceeded, InternalError, Unavailable
 from edge_server.inference.registry import ModelState
 from edge_server.requests import InferRequest, SequencePlace
+from edge_server.settings import Python
 from edge_server.tensors import Tensor
 
 Serve = Any
@@ -35,14 +36,34 @@ def execute(self, requests):
     if act == 3:
         os._exit(5)
     if act == 4:
-        time.sleep(0.3)
+        time.sleep(1.3)
     return [y([os.getpid()])]
 """
 SEGV, HANG, EXIT, SLOW, FINE = 1, 2, 3, 4, 0
 
 
+@pytest.fixture
+def hold(tmp_path: Path) -> Path:
+    """A file; while it is there no process of `serve_willing` comes back."""
+    (tmp_path / "held").mkdir()
+    return tmp_path / "held" / "hold"
+
+
+@pytest.fixture
+def serve_willing(serve_with: Serve, hold: Path) -> Serve:
+    """Serves `m`, which is WILLING, with more of config.pbtxt."""
+    waits = f"""
+def initialize(self, args):
+    while os.path.exists({str(hold)!r}):
+        time.sleep(0.01)
+"""
+    python = Python(readable=(str(hold.parent),))
+    return lambda config="": serve_with(python, m=(config, waits + WILLING))
+
+
 def soon() -> float:
-    return time.monotonic() + 0.2
+    """Enough for the request to be in execution by then."""
+    return time.monotonic() + 1.0
 
 
 def open_files() -> int:
@@ -53,22 +74,25 @@ def open_files() -> int:
     ("act", "why"), [(SEGV, "it died of SIGSEGV"), (EXIT, "it exited with code 5")]
 )
 def test_a_crash_is_that_requests_error_and_the_model_comes_back(
-    serve: Serve, act: int, why: str
+    serve_willing: Serve, hold: Path, act: int, why: str
 ) -> None:
-    served = serve(m=WILLING)
+    served = serve_willing()
     (first,) = served.values("m", FINE)
+    hold.touch()
     with pytest.raises(InternalError) as raised:
         served.infer("m", act)
     assert str(raised.value) == f"Stub process 'm_0' is not healthy. Reason: {why}"
     assert not served.plane.model_ready("m", "")
     with pytest.raises(Unavailable, match=rf"^Stub process 'm_0' is not healthy. Reason: {why}"):
         served.infer("m", FINE)
+    hold.unlink()
     served.wait_until_ready("m")
     assert served.values("m", FINE) != [first]
 
 
-def test_a_busy_loop_ends_with_its_callers_deadline(serve: Serve) -> None:
-    served = serve(m=WILLING)
+def test_a_busy_loop_ends_with_its_callers_deadline(serve_willing: Serve, hold: Path) -> None:
+    served = serve_willing()
+    hold.touch()
     with pytest.raises(DeadlineExceeded):
         served.infer("m", HANG, deadline=soon())
     assert (
@@ -76,6 +100,7 @@ def test_a_busy_loop_ends_with_its_callers_deadline(serve: Serve) -> None:
         in served.model("m").not_ready_reason()
     )
     assert not served.plane.model_ready("m", "")
+    hold.unlink()
     served.wait_until_ready("m")
     served.values("m", FINE)
 
@@ -116,7 +141,7 @@ def test_an_execution_without_a_deadline_has_a_limit(serve: Serve) -> None:
 def test_what_computes_goes_on_and_what_uses_no_processor_hangs(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("IDLE_S", 0.6), ("_LOOK_S", 0.2), ("_WORK_S", 0.05)):
+    for name, seconds in (("IDLE_S", 0.6), ("_LOOK_S", 0.2), ("_WORK_S", 0.01)):
         monkeypatch.setattr(session, name, seconds)
     served = serve(
         m="""
@@ -223,24 +248,28 @@ def test_is_ready_is_called(serve: Serve, tmp_path: Path) -> None:
     assert served.plane.model_ready("m", "")
 
 
-def test_while_one_instance_is_down_another_does_its_work(serve: Serve) -> None:
-    served = serve(m=("instance_group { count: 2 kind: KIND_CPU }", WILLING))
+def test_while_one_instance_is_down_another_does_its_work(serve_willing: Serve, hold: Path) -> None:
+    served = serve_willing("instance_group { count: 2 kind: KIND_CPU }")
+    hold.touch()
     with pytest.raises(InternalError):
         served.infer("m", SEGV)
     assert served.plane.model_ready("m", "")
     (first,) = served.values("m", FINE)
     assert served.values("m", FINE) == [first]
+    hold.unlink()
 
 
-def test_a_sequence_is_never_given_to_another_instance(serve: Serve) -> None:
+def test_a_sequence_is_never_given_to_another_instance(serve_willing: Serve, hold: Path) -> None:
     # What a model keeps of a sequence is in one process.
     sequences = "sequence_batching { max_sequence_idle_microseconds: 1000000 }"
-    served = serve(m=("instance_group { count: 2 kind: KIND_CPU } " + sequences, WILLING))
+    served = serve_willing("instance_group { count: 2 kind: KIND_CPU } " + sequences)
+    hold.touch()
     with pytest.raises(InternalError):
         served.infer("m", SEGV, sequence=SequencePlace(1, start=True))
     model = served.model("m")
     down = next(instance for instance in model.instances if not instance.up)
     assert model.lend(down, 0.0) is None
+    hold.unlink()
 
 
 def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
@@ -268,8 +297,7 @@ def test_nothing_is_left_behind_when_a_model_is_closed(serve: Serve) -> None:
     served.registry.clear()
     del served
     gc.collect()
-    assert open_files() == files
-    assert threading.active_count() == threads
+    wait_until(lambda: (open_files(), threading.active_count()) == (files, threads))
 
 
 def test_a_model_that_does_not_finalize_is_ended_and_that_is_logged(

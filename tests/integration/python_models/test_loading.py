@@ -389,7 +389,7 @@ def test_an_execution_that_waits_too_long_for_a_load_is_killed_and_the_load_goes
     server = explicit(
         slow=WAITS + f"def initialize(self, args):\n    self.wait({str(gate)!r})\n" + DOUBLE,
         m=(
-            'parameters { key: "execution_timeout_s" value { string_value: "1.5" } }',
+            'parameters { key: "execution_timeout_s" value { string_value: "4" } }',
             """
 def execute(self, requests):
     if x(requests[0])[0]:
