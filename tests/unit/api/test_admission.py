@@ -50,7 +50,7 @@ def test_a_closed_gate_refuses_all_callers_and_lets_those_inside_finish() -> Non
     admission.wait_until_empty(0.01)
     assert inside.is_alive()
     leave.set()
-    admission.wait_until_empty(10)
+    admission.wait_until_empty(TIMEOUT_S)
     assert admission.inside == 0
     inside.join(TIMEOUT_S)
 

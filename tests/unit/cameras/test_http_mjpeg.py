@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from support.certificates import Authority
 
 URI = parse_source_uri("http://127.0.0.1:8081/stream")
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 def part(width: int, height: int = 480) -> bytes:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Step: TypeAlias = "Image | BaseException | Gate"
 
 IMAGE = Image.of_bgr(np.zeros((4, 6, 3), np.uint8))
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 class Gate:
@@ -45,7 +45,7 @@ class Gate:
 
     def pass_through(self) -> None:
         self._reached.set()
-        self._open.wait(12 * WAIT_S)
+        self._open.wait(2 * WAIT_S)
 
 
 class Source:

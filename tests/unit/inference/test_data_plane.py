@@ -206,7 +206,7 @@ def test_a_queued_request_keeps_its_model_open_when_its_caller_has_left_at_the_d
 ) -> None:
     queue = Queueing()
     registry.replace("q", [queueing("q", queue)])
-    request = InferRequest("q", {"a": value(1)}, deadline=time.monotonic() + 0.01)
+    request = InferRequest("q", {"a": value(1)}, deadline=time.monotonic() + 0.3)
     with pytest.raises(DeadlineExceeded):
         DataPlane(registry).infer(request)
     registry.replace("q", [])

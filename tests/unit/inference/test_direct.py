@@ -82,9 +82,10 @@ def test_a_caller_that_would_be_served_too_late_is_refused_while_the_model_runs(
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         begun.release()
-        release.wait(0.3)
+        release.wait(next(waits_s))
         return {"b": inputs["a"]}
 
+    waits_s = iter((0.3, TIMEOUT_S, TIMEOUT_S))
     snapshot = snapshot_of(TensorModel(run))
     # A run takes 0.3 s, as far as anybody knows.
     snapshot.infer(InferRequest("m", {"a": VALUE}))

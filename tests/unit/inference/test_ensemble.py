@@ -405,7 +405,7 @@ def test_in_a_chain_too_a_deadline_that_has_passed_names_the_step_that_did_not_b
 
 
 def test_a_deadline_that_has_passed_names_the_step_that_did_not_begin() -> None:
-    queue, deadline = Queueing(), time.monotonic() + 0.2
+    queue, deadline = Queueing(), time.monotonic() + 1.0
     ensemble = ensemble_config("e", "x", "y", "q a=x > b=t", "m a=t > b=y")
     models = models_of(ensemble, queueing("q", queue), running("m", plus(0)))
     responses = submitted(models, InferRequest("e", {"x": VALUE}, deadline=deadline))

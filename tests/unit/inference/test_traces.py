@@ -120,7 +120,7 @@ def test_one_whose_caller_leaves_early_is_traced_to_the_end_of_its_run(traces: T
     snapshot = Snapshot({("m", 1): entry})
     request = traces.request("m", Tensor(np.ones((1, 2), np.float32)))
     with pytest.raises(DeadlineExceeded):
-        snapshot.infer(replace(request, deadline=time.monotonic() + 0.3))
+        snapshot.infer(replace(request, deadline=time.monotonic() + 1.0))
     assert began.is_set()
     assert traces.reported == []
     end.set()

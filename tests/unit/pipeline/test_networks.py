@@ -393,14 +393,16 @@ def test_a_shadow_that_misses_lines_is_worse() -> None:
 
 
 def test_a_shadow_rests_nine_times_as_long_as_it_ran() -> None:
+    began_s: list[float] = []
+
     def slow(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
-        until = time.monotonic() + 0.1
-        while time.monotonic() < until:
+        began_s.append(time.monotonic())
+        while time.monotonic() < began_s[-1] + 0.3:
             pass
         return RoadLanes().run(inputs, outputs)
 
     network, _, _ = shadow(slow, 1)
-    assert network._due_s - time.monotonic() > 0.8
+    assert network._due_s - began_s[-1] >= 10 * 0.3
     given = Given()
     given.give(nv12(3))
     network(given.lanes[0], nv12(3))

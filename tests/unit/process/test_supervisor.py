@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONG_S = 60.0
+# A tenth of it more or less decides nothing, so late may a busy machine be.
+DEADLINE_S = 100.0
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def hanging() -> Iterator[Worker]:
         begun.set()
         let_go.wait(LONG_S)
 
-    worker = Worker("lanes-road", tick, deadline_s=10.0)
+    worker = Worker("lanes-road", tick, deadline_s=DEADLINE_S)
     worker.start()
     assert begun.wait(LONG_S)
     yield worker
@@ -67,35 +69,35 @@ def looking(seconds: float, *, late_s: float = 0.0) -> AwakeTime:
 
 
 def test_work_within_its_deadline_is_fine(hanging: Worker) -> None:
-    check_progress([hanging], looking(9.0))
+    check_progress([hanging], looking(90.0))
 
 
 def test_one_that_hangs_among_others_is_named(hanging: Worker) -> None:
     workers = [Worker("idle", lambda _: None), ended("camera-road"), hanging]
-    with pytest.raises(StageStuck, match=r"^worker lanes-road: no progress for more than 10 s$"):
-        check_progress(workers, looking(11.0))
+    with pytest.raises(StageStuck, match=r"^worker lanes-road: no progress for more than 100 s$"):
+        check_progress(workers, looking(110.0))
 
 
 def test_standstills_of_the_process_count_for_no_deadline(hanging: Worker) -> None:
-    check_progress([hanging], looking(1.0, late_s=60.0))
-    check_progress([hanging], looking(8.0, late_s=60.0))
+    check_progress([hanging], looking(10.0, late_s=600.0))
+    check_progress([hanging], looking(80.0, late_s=600.0))
     with pytest.raises(StageStuck, match="lanes-road"):
-        check_progress([hanging], looking(10.0, late_s=60.0))
+        check_progress([hanging], looking(100.0, late_s=600.0))
 
 
 def test_time_without_a_processor_counts_for_no_deadline(hanging: Worker) -> None:
-    """From half of the deadline on, which is 10 s; any thread of the process, as the one that is
-    late may wait for another. One has waited 100 s before."""
-    waits_s = {1: 100.0, 2: 0.0, 3: 1.0}
+    """From half of the deadline on; any thread of the process, as the one that is late may wait for
+    another. One has waited 1000 s before."""
+    waits_s = {1: 1000.0, 2: 0.0, 3: 10.0}
 
     def hangs_after(seconds: float) -> bool:
         return hanging.hangs(looking(seconds), lambda: dict(waits_s))
 
-    assert not hangs_after(6.0)
-    waits_s |= {1: 101.0, 2: 20.0, 4: 1000.0}
+    assert not hangs_after(60.0)
+    waits_s |= {1: 1010.0, 2: 200.0, 4: 10_000.0}
     del waits_s[3]
-    assert not hangs_after(29.0)
-    assert hangs_after(31.0)
+    assert not hangs_after(290.0)
+    assert hangs_after(310.0)
 
 
 def test_the_kernel_counts_how_long_a_thread_waits_for_a_processor() -> None:
@@ -110,11 +112,17 @@ def test_the_kernel_counts_how_long_a_thread_waits_for_a_processor() -> None:
     for worker in workers:
         worker.start()
     ids = [thread.native_id for thread in threading.enumerate() if "hash-" in thread.name]
-    asleep = threading.get_native_id()
-    before_s = processor_waits_s()[asleep]
+    let_go = threading.Event()
+    sleeper = threading.Thread(target=let_go.wait)
+    sleeper.start()
+    asleep = sleeper.native_id
+    assert asleep is not None
+    before_s = processor_waits_s()[asleep]  # until it slept
     wait_until(lambda: all(processor_waits_s()[each] > 0.1 for each in ids), LONG_S)
     now_s = processor_waits_s()
     assert now_s[asleep] - before_s < min(now_s[each] for each in ids)
+    let_go.set()
+    sleeper.join()
     for worker in workers:
         worker.stop(LONG_S)
 
@@ -169,8 +177,8 @@ class MainLoop:
 def test_an_auxiliary_part_that_hangs_is_closed_and_opened_again(hanging: Worker) -> None:
     part = Part(hanging)
     loop = MainLoop(Auxiliary("http", lambda: part.workers, part.reopen))
-    assert loop.look(9) == ""
-    assert loop.look(2) == "worker lanes-road: no progress for more than 10 s"
+    assert loop.look(90) == ""
+    assert loop.look(20) == "worker lanes-road: no progress for more than 100 s"
     assert loop.look(0.5), "its reason can be seen"
     assert (loop.look(2), part.reopened) == ("", 1)
 
@@ -188,7 +196,7 @@ def test_one_that_died_is_opened_again_as_soon_as_the_system_lets_it() -> None:
 def test_while_two_threads_of_a_part_hang_no_third_is_started(hanging: Worker) -> None:
     part = Part(hanging)
     loop = MainLoop(Auxiliary("http", lambda: part.workers, part.reopen))
-    loop.look(11, 2.5)
+    loop.look(110, 2.5)
     assert part.reopened == 1
     other, let_go = threading.Event(), threading.Event()
 
