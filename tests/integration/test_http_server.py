@@ -132,9 +132,10 @@ def _send_until_cut_off(connection: socket.socket, parts: Iterable[bytes]) -> No
             with suppress(TimeoutError):
                 assert connection.recv(1) == b""
                 return
+        connection.settimeout(TIMEOUT_S)
+        assert connection.recv(1) == b""
     except ConnectionError:
         return
-    pytest.fail("the connection stayed open")
 
 
 def _call(server: HttpServer, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
@@ -225,7 +226,7 @@ def test_what_a_chunked_body_has_beside_it_is_bounded(
 def test_one_more_connection_ends_the_one_that_has_been_silent_longest(
     serve: Callable[..., HttpServer],
 ) -> None:
-    server = serve(max_connections=4)
+    server = serve(max_connections=4, message_timeout_ms=round(1000 * TIMEOUT_S))
     silent = [_connect(server) for _ in range(4)]
     assert _call(server, "POST", "/length", b"abc") == (200, b"3")
     assert silent[0].recv(1) == b""
@@ -274,6 +275,7 @@ def test_a_body_whose_request_never_runs_is_counted_no_more(
             connection.settimeout(0.05)
             with suppress(TimeoutError, ConnectionError):
                 connection.recv(4096)
+    _wait_until_none_is_open(server)
     assert _call(server, "POST", "/length", b"a" * size) == (200, b"%d" % size)
 
 
@@ -364,16 +366,15 @@ def test_a_refused_websocket_makes_room_for_others(serve: Callable[..., HttpServ
 
 
 def test_a_refused_websocket_whose_client_sends_on_is_cut_off(
-    serve: Callable[..., HttpServer],
+    serve: Callable[..., HttpServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connections, "READ_S", 4 * TIMEOUT_S)
     server = serve()
     with _open(server, b"/talk?once") as connection:
-        began = time.monotonic()
         with suppress(ConnectionError):
             for _ in range(1000):
                 connection.sendall(b"\x82\x80\0\0\0\0" * 1000)
         _wait_until_none_is_open(server)
-        assert time.monotonic() - began < connections.READ_S / 2
 
 
 def test_a_taken_port_is_named_with_the_remedy(serve: Callable[..., HttpServer]) -> None:
@@ -424,7 +425,7 @@ def test_clients_that_begin_no_encryption_are_bounded_in_number(
 def test_an_encrypted_client_that_is_idle_does_not_hold_up_the_stop(
     serve: Callable[..., HttpServer], tls: Tls, authority: Any
 ) -> None:
-    server = serve(tls, message_timeout_ms=200)
+    server = serve(tls, message_timeout_ms=5000)
     context = ssl.create_default_context(cafile=str(authority.ca))
     with _connect(server) as opened:
         # It reads its response, and not that the server closes.

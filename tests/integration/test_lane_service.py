@@ -68,7 +68,7 @@ def settings(folder: Path, **grpc_settings: str) -> Path:
         [grpc]
         socket = "{folder / "socket"}"
         max_lane_streams = {MOST_STREAMS}
-        message_timeout_ms = 500
+        message_timeout_ms = 5000
         {chr(10).join(lines)}
         [cameras.road]
         uri = "synthetic://road?seed={SEED}&fps=10&manoeuvres=true"

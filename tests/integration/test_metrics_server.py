@@ -24,7 +24,7 @@ from edge_server.settings import Http
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIMITS = Http(max_connections=32, message_timeout_ms=1000)
+LIMITS = Http(max_connections=32, message_timeout_ms=round(1000 * TIMEOUT_S))
 
 
 def metrics_server(sources: Sources | None = None, port: int = 0) -> HttpServer:
@@ -158,6 +158,7 @@ def test_a_stop_loses_no_connection_that_arrives_meanwhile() -> None:
         server.stop(TIMEOUT_S)
         assert server.worker.failure is None
 
+    gc.collect()  # what tests before this one have left
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ports.append(0)

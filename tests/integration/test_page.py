@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import urllib.request
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from playwright.sync_api import Browser, Page
+    from websockets.sync.client import ClientConnection
 
 CHROMIUM = Path("/usr/bin/chromium")
 MODELS = Path(__file__).parents[2] / "models"
@@ -144,6 +145,15 @@ def wait_for(page: Page, expression: str) -> None:
     )
 
 
+def wait_for_text(page: Page, selector: str, text: str) -> None:
+    """Wait until the first element of the selector shows that text."""
+    wait_until(
+        lambda: page.inner_text(selector) == text,
+        otherwise=lambda: f"{selector} shows {page.inner_text(selector)!r}, not {text!r}",
+        every_s=0.05,
+    )
+
+
 LIVE = "document.querySelector('#stage').dataset.state === 'live'"
 OLD = (
     "['figures', 'road-card', 'timing-card']"
@@ -165,10 +175,14 @@ def test_lanes_move_over_the_picture_and_nothing_leaves_the_host(
     page = seen.open(daemon.http_port)
     wait_for(page, LIVE)
     wait_for(page, ON_THE_ROAD)
-    before = lane_pixels(page)
-    assert before.sum() > 500, "two lines of some pixels' width"
+
+    def lanes() -> list[NDArray[np.bool_]]:
+        shown = lane_pixels(page)
+        return [shown] if shown.sum() > 500 else []  # two lines of some pixels' width
+
+    (before,) = wait_until(lanes)
     wait_until(
-        lambda: (before != lane_pixels(page)).sum() >= 200, 20, otherwise="the lanes stand still"
+        lambda: (before != lane_pixels(page)).sum() >= 200, otherwise="the lanes stand still"
     )
     assert page.inner_text("#device") != "edge-server", "the device's own name"
     assert "laneDetect_model" in page.inner_text("#models")
@@ -198,7 +212,8 @@ def test_the_keyboard_chooses_cameras_and_an_ended_one_says_so(
     page.keyboard.press("p")
     wait_for(page, "document.querySelector('#stage').dataset.state === 'paused'")
     assert page.get_attribute("#pause", "aria-pressed") == "true"
-    assert page.inner_text("#link") == page.inner_text("#strip .chip >> nth=0") == "paused"
+    for selector in ("#link", "#strip .chip >> nth=0"):
+        wait_for_text(page, selector, "paused")
     assert page.evaluate(OLD)
     page.keyboard.press("p")
     wait_for(page, LIVE)
@@ -208,8 +223,8 @@ def test_the_keyboard_chooses_cameras_and_an_ended_one_says_so(
 def test_what_needs_a_person_is_on_top(daemon: Process, see: Callable[..., Seen]) -> None:
     page = see().open(daemon.http_port)
     wait_for(page, "document.querySelector('#alarms').innerText.includes('MQTT broker')")
+    wait_for_text(page, "#link", "1 fault")
     assert page.get_attribute("#link", "data-tone") == "bad"
-    assert page.inner_text("#link") == "1 fault"
     above = page.locator("#alarms").bounding_box()
     stage = page.locator("#stage").bounding_box()
     assert above is not None
@@ -286,7 +301,7 @@ def test_the_picture_is_magnified_by_keys_mouse_and_buttons(
     # Three times as near, a line of the same width is longer; it moves with the picture.
     before = lane_pixels(page)
     page.keyboard.press("Shift+ArrowUp")
-    assert (before != lane_pixels(page)).sum() > 200
+    wait_until(lambda: (before != lane_pixels(page)).sum() > 200)
     page.keyboard.press("0")
     assert magnified(page) == 1
     page.dblclick("#picture")
@@ -374,11 +389,11 @@ def test_it_comes_back_after_a_restart_without_a_reload(
     page.evaluate("window.sameDocument = true")
     first.popen.kill()
     wait_for(page, "document.querySelector('#stage-why').innerText.includes('Reconnecting')")
-    assert page.evaluate("document.querySelector('#stage').dataset.state") == "stale"
-    assert page.inner_text("#link") == "reconnecting"
+    wait_for(page, "document.querySelector('#stage').dataset.state === 'stale'")
+    wait_for_text(page, "#link", "reconnecting")
     chips = page.locator("#strip .chip")
     assert [each.inner_text() for each in chips.all()] == ["no connection"] * 2
-    assert page.evaluate(OLD)
+    wait_for(page, OLD)
     wait_for(page, "/s old/.test(document.querySelector('#road-age').textContent)")
     first.popen.wait()
     start(*flags, f"--http-port={first.http_port}")
@@ -399,13 +414,14 @@ def test_lanes_of_a_model_that_was_unloaded_grow_old_and_the_model_stays_in_its_
     client = triton.InferenceServerClient(f"127.0.0.1:{process.port}")
     client.unload_model("lane_detection")
     wait_for(page, OLD)
-    assert page.inner_text("#summary") == "Lanes from 0 of 1 camera"
-    assert page.inner_text("#link") == "1 fault"
-    assert page.inner_text("#stage-state") == "no lanes"
+    # On a busy machine lanes are old before that.
+    wait_for_text(page, "#stage-state", "no lanes")
+    wait_for_text(page, "#summary", "Lanes from 0 of 1 camera")
+    wait_for_text(page, "#link", "1 fault")
     assert "Camera front" in page.inner_text("#alarms")
-    row = page.locator("#models li", has_text="lane_detection")
-    assert row.locator(".chip").inner_text() == "unavailable"
-    assert row.locator(".reason").inner_text() == "unloaded"
+    model = "#models li:has-text('lane_detection')"
+    wait_for_text(page, f"{model} .chip", "unavailable")
+    wait_for_text(page, f"{model} .reason", "unloaded")
     client.load_model("lane_detection")
     client.close()
     wait_for(page, f"!({OLD})")
@@ -441,21 +457,25 @@ def test_more_sockets_than_pages_are_refused_and_everything_else_goes_on(
     first, second = see(), see()
     for one in (first, second):
         wait_for(one.open(daemon.http_port), LIVE)
-    refused = 0
     with ExitStack() as opened:
-        # These take nothing and acknowledge nothing, as a laptop does that has fallen asleep.
-        for _ in range(50):
-            try:
-                each = opened.enter_context(connect(url, max_queue=1, close_timeout=0.1))
-            except InvalidStatus as error:
-                refused += error.response.status_code == 403
-            else:
-                each.send('{"look_at": {"front": "large"}}')
-                each.recv(timeout=TIMEOUT_S)
+
+        def connected() -> ClientConnection | None:
+            with suppress(InvalidStatus):
+                return connect(url, max_queue=1, close_timeout=0.1)
+            return None
+
+        # These take nothing and acknowledge nothing, as a laptop does that has fallen asleep. The
+        # pages of the tests before may be about to leave.
+        for _ in range(MOST_PAGES - 2):
+            each = opened.enter_context(wait_until(connected))
+            each.send('{"look_at": {"front": "large"}}')
+            each.recv(timeout=TIMEOUT_S)
+        for _ in range(20):
+            with pytest.raises(InvalidStatus, match="403"):
+                connect(url)
         told = f"http://127.0.0.1:{daemon.http_port}/page/token"
         with pytest.raises(HTTPError, match="503"):
             urllib.request.urlopen(told, timeout=TIMEOUT_S)
-        assert refused == 50 - (MOST_PAGES - 2)
         health = f"http://127.0.0.1:{daemon.http_port}/v2/health/ready"
         with urllib.request.urlopen(health, timeout=TIMEOUT_S) as answer:
             assert answer.status == 200
@@ -536,6 +556,7 @@ def test_a_departure_that_an_earlier_run_left_open_warns_nobody(
         put(events)
         wait_for(page, "!document.querySelector('#warning').hidden")
         server.stop(0.1)
+        wait_until(lambda: not server.worker.alive)
         server = serve(EventLog(), port)  # without a file it has no event
         wait_for(page, "document.querySelector('#link').textContent === 'live'")
         wait_for(page, "document.querySelector('#warning').hidden")
@@ -567,9 +588,9 @@ def test_a_camera_without_lanes_shows_its_networks_alone(
         wait_for(page, "document.querySelector('#figures').innerText.includes('vehicles')")
         names = [each.inner_text() for each in page.query_selector_all("#figures dt")]
         assert names == ["Age", "vehicles"]
-        assert page.inner_text("#summary").startswith("Pictures from 1 of 1 camera")
+        wait_until(lambda: page.inner_text("#summary").startswith("Pictures from 1 of 1 camera"))
         assert "lane" not in (page.get_attribute("#picture", "aria-label") or "")
-        assert page.inner_text("#stage-state") == "live"
+        wait_for_text(page, "#stage-state", "live")
         assert not seen.errors
     finally:
         process.close()
@@ -639,8 +660,8 @@ def test_a_picture_that_comes_seldom_has_its_age_and_its_camera_is_live(
         assert page.inner_text("#link") == "live"
         camera.status = CameraStatus(CameraState.LOST, "lost", "unplugged")
         wait_for(page, "document.querySelector('#stage').dataset.state === 'stale'")
-        assert page.inner_text("#alarms") == "Camera front\nunplugged"
-        assert page.evaluate(OLD)
+        wait_for_text(page, "#alarms", "Camera front\nunplugged")
+        wait_for(page, OLD)
     finally:
         server.stop(1.0)
         feed.stop()

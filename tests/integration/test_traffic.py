@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from support.waiting import TIMEOUT_S
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.api.admission import MIB
 from edge_server.api.calls import CallThreads
@@ -43,7 +43,7 @@ def test_a_stream_whose_client_does_not_read_ends_and_gives_its_bytes_back(
             # 64 MiB are more than gRPC's client takes while nobody reads.
             call = channel.stream_stream("/s/m")(iter([bytes(MIB)]), timeout=TIMEOUT_S)
             assert ended.wait(TIMEOUT_S)
-            assert traffic.budget.room_bytes == traffic.budget.limit_bytes
+            wait_until(lambda: traffic.budget.room_bytes == traffic.budget.limit_bytes)
             with pytest.raises(grpc.RpcError):
                 list(call)
             assert call.code() is grpc.StatusCode.CANCELLED

@@ -53,7 +53,9 @@ def address(tmp_path: Path) -> str:
     return str(tmp_path / "grpc.sock")
 
 
-def is_live(target: str, stack: ExitStack, *, wait: bool = False, timeout_s: float = 5.0) -> bool:
+def is_live(
+    target: str, stack: ExitStack, *, wait: bool = False, timeout_s: float = TIMEOUT_S
+) -> bool:
     # An own subchannel: a shared one would be an old connection.
     channel = stack.enter_context(
         grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)])
@@ -161,7 +163,7 @@ def test_a_tcp_connection_ends_with_its_age_and_a_client_does_not_notice(
     configured: Callable[..., Process], stack: ExitStack
 ) -> None:
     process = configured(
-        "[grpc]\nmax_connection_age_ms = 300\nmax_connection_age_grace_ms = 100",
+        "[grpc]\nmax_connection_age_ms = 300\nmax_connection_age_grace_ms = 3000",
     )
     raw = connect(process.port, stack, PREFACE)
     with triton.InferenceServerClient(f"127.0.0.1:{process.port}") as client:
@@ -299,7 +301,7 @@ def tls_client(
 def tls_live(process: Process, client_files: tuple[Path, Path] | None, trusted: Path) -> bool:
     with tls_client(process, client_files, trusted) as client:
         try:
-            return bool(client.is_server_live(client_timeout=5))
+            return bool(client.is_server_live(client_timeout=TIMEOUT_S))
         except InferenceServerException:
             return False
 
