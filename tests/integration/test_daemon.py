@@ -59,7 +59,7 @@ def test_lanes_over_grpc_and_on_mqtt_agree_for_the_same_frame(
     subscriber = Subscriber(mosquitto.port, "edge/v1/tested/#")
     try:
         process = start("--config", str(config))
-        message = subscriber.wait("edge/v1/tested/cameras/front/lanes")
+        message = subscriber.wait("edge/v1/tested/cameras/front/lanes", lambda m: m["lanes"])
         answer = client(process).infer("lane_detection", [road_input])
         points, scores = answer.as_numpy("lane_points")[0], answer.as_numpy("lane_scores")[0]
 
@@ -362,7 +362,7 @@ class HangingParts:
         self.frames = 0
         lanes = self.daemon._lanes
         self.workers = [lanes.events.worker, *lanes.publisher.workers()]
-        for worker in self.workers:
+        for worker in self.workers[:1] if part == "events" else self.workers[1:]:
             worker.deadline_s = 0.5
 
     def _see(self, *_: object) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 START = Path(__file__).parents[2] / "docs/start.md"
 MODELS = Path(__file__).parents[2] / "models"
 EXAMPLE = Path(__file__).parents[2] / "examples/lanes/lanes.py"
-WAIT_S = 60
+WAIT_S = 100
 
 
 def commands() -> list[str]:

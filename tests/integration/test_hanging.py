@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,13 +47,15 @@ def test_sigterm_lets_requests_in_flight_finish(
     assert process.terminate() == 0
     asking.join(TIMEOUT_S)
     errors = [a for a in answered if isinstance(a, InferenceServerException)]
-    # The one that came after the end was refused; none was cut off in the middle.
-    assert [(e.status(), e.message()) for e in errors] == [
-        (
-            "StatusCode.UNAVAILABLE",
-            "GRPC server is shutting down and has stopped accepting new requests.",
-        )
-    ]
+    # The one that came after the end was refused; none was cut off in the middle. A busy machine
+    # may ask when nobody listens any more.
+    (error,) = errors
+    assert error.status() == "StatusCode.UNAVAILABLE"
+    assert re.match(
+        r"GRPC server is shutting down and has stopped accepting new requests\.$"
+        r"|failed to connect to all addresses; .* Connection refused",
+        error.message(),
+    ), error.message()
     assert "stopped" in process.log.read_text()
 
 

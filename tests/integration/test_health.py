@@ -150,7 +150,7 @@ def test_a_restart_while_it_is_watched_starts_the_time_anew(device: Device) -> N
 
 def test_a_daemon_that_hangs_is_not_healthy(device: Device) -> None:
     device.start()
-    assert device.health("lanes:front", wait_s=30).code == 0
+    assert device.health("lanes:front", wait_s=TIMEOUT_S).code == 0
     device.signal(signal.SIGSTOP)
     found = device.health("lanes:front")
     device.signal(signal.SIGCONT)
@@ -164,7 +164,7 @@ def test_the_unix_socket_is_called_where_there_is_one(tmp_path: Path) -> None:
     device = Device(tmp_path, f'socket = "{directory}/grpc.sock"')
     device.start()
     try:
-        assert device.health(wait_s=30).code == 0
+        assert device.health(wait_s=TIMEOUT_S).code == 0
         (directory / "grpc.sock").unlink()
         found = device.health()
         assert (found.code, list(found.unmet)) == (69, ["grpc"])

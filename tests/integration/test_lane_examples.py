@@ -49,7 +49,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         [repository]
         paths = ["{ROOT / "models"}"]
         [cameras.road]
-        uri = "synthetic://road?seed=7&fps=10"
+        uri = "synthetic://road?seed=7&fps=10&width=640&height=360"
         max_age_ms = 1000
         [cameras.absent]  # which is an event
         uri = "/dev/video63"

@@ -201,7 +201,9 @@ def test_limits_and_log_change_and_a_restart_is_asked_for_everywhere(
         "settings: reloaded; serving.exit_timeout_s: 3.0 -> 9.0; grpc.max_pending_bytes: 201326592 "
         "-> 1048576; log.verbose: 0 -> 1" in said
     )
-    assert "settings: grpc.max_streams: 100 -> 7: restart needed, 100 stays until then" in said
+    daemon.wait_for_log(
+        "settings: grpc.max_streams: 100 -> 7: restart needed, 100 stays until then"
+    )
     daemon.process.wait_for("broker connected")
     assert scrape(daemon.process)["edge_settings_restart_needed", ""] == 1
     daemon.subscriber.wait(STATUS, lambda m: m.get("restart_needed") == ["grpc.max_streams"])

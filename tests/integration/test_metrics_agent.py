@@ -245,4 +245,5 @@ def test_a_vehicle_without_a_certificate_of_the_fleet_sends_nothing(fleet: Fleet
             return str(error)
         return "accepted"
 
-    assert "certificate" in answer()
+    # Where the connection is closed amid the request, that says no reason.
+    wait_until(lambda: "certificate" in answer(), otherwise=answer)

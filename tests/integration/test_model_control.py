@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from support.verb import run_verb
+from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 from edge_server.cli.model_push import write_manifest
@@ -79,12 +80,9 @@ def refusal(call: Callable[..., object], *arguments: object, **named: object) ->
 def wait_until_unloaded(
     server: triton.InferenceServerClient, *names: str, version: str = "1"
 ) -> None:
-    """Unloading returns at once; nothing here is in flight, so it ends within a few looks."""
-    for _ in range(1000):
-        states = index(server)
-        if all(states[name, version] == ("UNAVAILABLE", "unloaded") for name in names):
-            return
-    raise AssertionError(states)
+    """Unloading returns at once; nothing here is in flight, so it ends soon."""
+    unloaded = {(name, version): ("UNAVAILABLE", "unloaded") for name in names}
+    wait_until(lambda: unloaded.items() <= index(server).items(), otherwise=lambda: index(server))
 
 
 def test_an_explicit_server_loads_on_request_and_lists_what_it_could_load(

@@ -29,7 +29,9 @@ from edge_server.proto.edge.lanes.v1 import lane_service_pb2
 from edge_server.proto.edge.perception.v1 import perception_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from integration.test_mqtt_publisher import Received
 
 MODELS = Path(__file__).parents[2] / "models"
 DOC = MODELS.parent / "docs/networks.md"
@@ -214,6 +216,17 @@ def daemon(config: Path) -> Iterator[Process]:
         process.close()
 
 
+def heard(inbox: Received, topic: str, fits: Callable[[Any], bool]) -> Any:
+    """The first message that fits: those of frames that were late on a busy machine do not."""
+    said = inbox.wait_for(lambda m: m.topic == topic and fits(json.loads(m.payload or b"{}")))
+    return json.loads(said.payload)
+
+
+def metrics_of(daemon: Process) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.metrics_port}/metrics") as answer:
+        return str(answer.read().decode())
+
+
 def test_check_tells_the_contract_of_each_network(config: Path) -> None:
     run = run_verb("check", f"--config={config}", *ANY_PORTS)
     assert run.returncode == 0, run.stderr
@@ -235,27 +248,26 @@ def test_boxes_reach_a_subscriber_with_the_times_of_their_frame(
 ) -> None:
     topics = Topics("truck-7")
     with listening(broker, "edge/v1/truck-7/cameras/#") as inbox:
-
-        def from_topic(topic: str) -> Any:
-            return json.loads(inbox.wait_for(lambda each: each.topic == topic).payload)
-
-        signs = from_topic(topics.network("road", "signs"))
+        signs = heard(inbox, topics.network("road", "signs"), lambda m: "detections" in m)
         lanes = inbox.wait_for(
             lambda each: (
                 each.topic == topics.lanes("road")
                 and json.loads(each.payload)["frame_id"] >= signs["frame_id"]
             )
         )
-        surface = from_topic(topics.network("road", "surface"))
-        features = from_topic(topics.network("road", "features"))
-        objects = from_topic(topics.network("road", "objects"))
-        broken = from_topic(topics.network("road", "broken"))
-        status = json.loads(
-            inbox.wait_for(
-                lambda each: (
-                    each.topic == topics.camera_status("road") and b'"failing"' in each.payload
-                )
-            ).payload
+        surface = heard(inbox, topics.network("road", "surface"), lambda m: "segmentation" in m)
+        features = heard(inbox, topics.network("road", "features"), lambda m: "tensors" in m)
+        objects = heard(inbox, topics.network("road", "objects"), lambda m: "detections" in m)
+        broken = heard(
+            inbox, topics.network("road", "broken"), lambda m: "class: " in str(m.get("reasons"))
+        )
+        heard(
+            inbox,
+            topics.camera_status("road"),
+            lambda m: (
+                (found := m.get("networks", {})).get("broken", {}).get("state") == "failing"
+                and found["signs"] == {"state": "ok", "text": ""}
+            ),
         )
     assert (signs["schema"], signs["task"]) == ("edge.perception/1", "TASK_DETECTION")
     assert signs["boot_id"] == json.loads(lanes.payload)["boot_id"]
@@ -278,8 +290,6 @@ def test_boxes_reach_a_subscriber_with_the_times_of_their_frame(
     assert car["ground"]["y_m"] == pytest.approx(0, abs=0.1)
     assert (broken["status"], "detections" in broken) == ("FRAME_STATUS_INVALID", False)
     assert "class: classes are 7 to 7, and 2 have labels" in broken["reasons"][0]
-    assert status["networks"]["broken"]["state"] == "failing"
-    assert status["networks"]["signs"] == {"state": "ok", "text": ""}
 
 
 def test_a_stream_of_networks_has_a_window(daemon: Process) -> None:
@@ -313,20 +323,15 @@ def test_a_stream_of_networks_has_a_window(daemon: Process) -> None:
 def test_a_camera_without_lanes_has_networks_alone(daemon: Process, broker: Mosquitto) -> None:
     topics = Topics("truck-7")
     with listening(broker, "edge/v1/truck-7/#") as inbox:
-        sign = json.loads(
-            inbox.wait_for(lambda each: each.topic == topics.network("rear", "signs")).payload
-        )
-        status = json.loads(
-            inbox.wait_for(lambda each: each.topic == topics.camera_status("rear")).payload
-        )
-        device = json.loads(inbox.wait_for(lambda each: each.topic == topics.status).payload)
+        sign = heard(inbox, topics.network("rear", "signs"), lambda m: "detections" in m)
+        well = {"signs": {"state": "ok", "text": ""}}
+        status = heard(inbox, topics.camera_status("rear"), lambda m: m.get("networks") == well)
+        heard(inbox, topics.status, lambda m: m.get("no_lanes") == [])
         inbox.wait_for(lambda each: each.topic == topics.lanes("road"))
         assert inbox.matching(lambda each: each.topic == topics.lanes("rear")) == []
     assert sign["detections"][0]["ground"]["x_m"] > 0
     assert sign["calib_id"]
     assert (status["state"], "lanes" in status) == ("ok", False)
-    assert status["networks"] == {"signs": {"state": "ok", "text": ""}}
-    assert device["no_lanes"] == []
     with grpc.insecure_channel(f"127.0.0.1:{daemon.port}") as channel:
         call = channel.stream_stream(
             "/edge.lanes.v1.LaneService/StreamLanes",
@@ -338,21 +343,20 @@ def test_a_camera_without_lanes_has_networks_alone(daemon: Process, broker: Mosq
                 call(iter([lane_service_pb2.StreamLanesRequest(cameras=["rear"])]), timeout=WAIT_S)
             )
     assert "no camera 'rear' with lanes is in the settings; there are: road" in str(raised.value)
-    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.metrics_port}/metrics") as answer:
-        metrics = answer.read().decode()
+
+    def with_lanes() -> str:
+        found = metrics_of(daemon)
+        return found if 'edge_camera_lanes_ok{camera="road"} 1' in found else ""
+
+    metrics = wait_until(with_lanes)
     assert 'edge_camera_up{camera="rear"} 1' in metrics
-    assert 'edge_camera_lanes_ok{camera="road"} 1' in metrics
     for name in ("edge_camera_lanes_ok", "edge_camera_last_lanes_age_seconds", "edge_lanes"):
         assert f'{name}{{camera="rear"}}' not in metrics
 
 
 def test_numbers_of_each_network_are_metrics(daemon: Process) -> None:
-    def metrics() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.metrics_port}/metrics") as answer:
-            return str(answer.read().decode())
-
     def has(text: str) -> bool:
-        return any(line.startswith(text) for line in metrics().splitlines())
+        return any(line.startswith(text) for line in metrics_of(daemon).splitlines())
 
     for line in (
         'edge_network_ok{camera="road",network="signs"} 1',
@@ -360,4 +364,4 @@ def test_numbers_of_each_network_are_metrics(daemon: Process) -> None:
         'edge_network_frames_total{camera="road",network="broken"} 0',
         'edge_network_missed_total{camera="road",network="broken",reason="class"}',
     ):
-        wait_until(lambda line=line: has(line), otherwise=metrics)
+        wait_until(lambda line=line: has(line), otherwise=lambda: metrics_of(daemon))

@@ -21,6 +21,7 @@ from support.free_ports import free_ports
 from support.notify_socket import NotifySocket
 from support.preloaded import start_daemon
 from support.verb import run_verb
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +80,13 @@ def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Appliance]:
 def test_status_shows_models_cameras_broker_and_the_rest_on_one_screen(
     appliance: Appliance,
 ) -> None:
-    report = appliance.json("status")
+
+    def with_frames() -> Any:
+        found = appliance.json("status")
+        front, rear = found["cameras"]
+        return found if front["fps"] and rear["reason"] else None
+
+    report = wait_until(with_frames)
     assert {each["name"]: each["state"] for each in report["models"]} == dict.fromkeys(
         ("laneDetect_model", "lane_decode", "lane_detection", "lane_preprocess"), "READY"
     )

@@ -104,7 +104,7 @@ def test_what_is_broken_is_never_served_and_says_why(serve: Callable[..., Server
     # Told once, however often it was looked at since.
     server.process.wait_for_log("is not what manifest.json says")
     assert server.log.count("is not what manifest.json says") == 1
-    assert server.metric('edge_model_reload_total{result="failed"}') == 3
+    wait_until(lambda: server.metric('edge_model_reload_total{result="failed"}') == 3)
     assert server.metric("edge_repo_poll_age_seconds") < TIMEOUT_S
     swap(server.repository, "m", network(2))
     server.wait_for(2)
@@ -143,7 +143,7 @@ def test_what_serves_worse_than_what_was_before_is_taken_back(
 
     wait_until(is_rolled_back, TIMEOUT_S, otherwise=lambda: server.log)
     assert all("as bad as can be" in text for text in told)
-    assert server.metric('edge_model_reload_total{result="rolled_back"}') == 1
+    wait_until(lambda: server.metric('edge_model_reload_total{result="rolled_back"}') == 1)
     assert server.answer() == 1
     (entry,) = server.index()["m"]
     assert entry[0] == "READY"
@@ -387,7 +387,6 @@ def test_a_model_that_kills_the_process_that_loads_it_is_left_out_at_the_third_s
         server.process.popen.wait(TIMEOUT_S)
         server.process.close()
         server = serve(f"--config={open_to_it}")
-        assert server.answer() == 1
     assert server.wait_for_reason("quarantined") == "READY"
     assert server.answer() == 1
 

@@ -159,8 +159,12 @@ def test_a_real_prometheus_scrapes_the_daemon_and_answers_the_dashboard(
         "edge_ready == 1",
     ):
         prometheus.wait_for(query)
-    (target,) = prometheus.get("targets")["activeTargets"]
-    assert target["lastError"] == ""
+
+    def faults() -> list[str]:
+        return [each["lastError"] for each in prometheus.get("targets")["activeTargets"]]
+
+    # One scrape or another of a busy machine takes longer than the 200 ms.
+    wait_until(lambda: faults() == [""], otherwise=faults)
     rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
     assert len(rules) > 10
     assert [rule["name"] for rule in rules if rule["health"] == "err"] == []

@@ -570,10 +570,10 @@ def test_no_malformed_request_gets_an_answer_that_is_not_listed(
     chance = random.Random(1)  # noqa: S311 - the same each time
     seeds = [seed.SerializeToString() for seed in malformed_seeds()]
     room = threading.Semaphore(16)
-    codes: dict[object, int] = {}
+    codes: list[object] = []  # of several threads
 
     def note(call: grpc.Call) -> None:
-        codes[call.code()] = codes.get(call.code(), 0) + 1
+        codes.append(call.code())
         room.release()
 
     with grpc.insecure_channel(server.address) as channel:
@@ -583,9 +583,9 @@ def test_no_malformed_request_gets_an_answer_that_is_not_listed(
             infer.future(mutated(chance.choice(seeds), chance)).add_done_callback(note)
         for _ in range(16):
             room.acquire()
-    assert sum(codes.values()) == MALFORMED
-    assert codes.keys() <= LISTED, codes
-    assert len(codes) >= 3
+    assert len(codes) == MALFORMED
+    assert set(codes) <= LISTED, set(codes)
+    assert len(set(codes)) >= 3
     assert not [r for r in caplog.records if r.levelname in ("ERROR", "CRITICAL")]
 
 

@@ -22,7 +22,7 @@ import pytest
 import requests
 from support.free_ports import free_ports
 from support.oci_registry import Registry
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.cli.main import run_command
 from edge_server.cli.model_push import write_manifest
@@ -68,7 +68,7 @@ class CuttingProxy:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(TIMEOUT_S)
         for each in self._sockets:
             each.close()
 
@@ -173,7 +173,7 @@ def s3_port() -> Iterator[int]:
 
 @pytest.fixture
 def s3(home: Path, s3_port: int, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Store:
-    requests.post(f"http://127.0.0.1:{s3_port}/moto-api/reset", timeout=10).close()
+    requests.post(f"http://127.0.0.1:{s3_port}/moto-api/reset", timeout=TIMEOUT_S).close()
     return Store(stack, monkeypatch, s3_port)
 
 

@@ -65,7 +65,7 @@ def test_lanes_come_and_state_is_kept_on_a_read_only_root(tmp_path: Path, mode: 
 
 
 def _lanes(url: str) -> float:
-    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - a loopback address
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - a loopback address
         for line in answer.read().decode().splitlines():
             if line.startswith("edge_end_to_end_latency_seconds_count"):
                 return float(line.rpartition(" ")[2])

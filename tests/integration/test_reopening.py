@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from support.free_ports import free_ports
-from support.waiting import TIMEOUT_S
+from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.cameras.live_source import PortProbe, ReturnWatch, watch_device
 from edge_server.cameras.source_uri import parse_source_uri
@@ -67,14 +67,15 @@ def test_a_port_that_was_open_all_the_time_is_not_back() -> None:
 def test_a_host_that_drops_every_packet_or_is_unknown_holds_nobody(
     live_cameras: LiveCameras,
 ) -> None:
-    for watch in (
-        port_watch("127.0.0.1", live_cameras.dropping_port()),
-        port_watch("kamera.invalid", 554),
-    ):
-        begun = time.monotonic()
-        for step in range(30):
-            watch.look(begun + step)
-        assert time.monotonic() - begun < 1.0
+    for host, port in (("127.0.0.1", live_cameras.dropping_port()), ("kamera.invalid", 554)):
+
+        def takes_no_time(host: str = host, port: int = port) -> bool:
+            watch, begun = port_watch(host, port), time.monotonic()
+            for step in range(30):
+                watch.look(begun + step)
+            return time.monotonic() - begun < 1.0
+
+        wait_until(takes_no_time)  # a busy machine is slow now and then
 
 
 def test_a_device_that_is_plugged_in_again_is_seen(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from support.waiting import wait_until
 
 from edge_server.api.grpc.client import MOST_FAILURES, SelfCall
 from edge_server.api.grpc.server import GrpcServer
@@ -83,8 +84,9 @@ def test_a_server_that_responds_is_healthy(
         Grpc(port=0, tls=tls, handshake_timeout_ms=200),
         Grpc(port=0, tls=tls, handshake_timeout_ms=600_000),
     ):
-        call = asked(own(serve(settings)), 1)
-        assert call._failures == 0, (settings, call._why)
+        call = own(serve(settings))
+        # A busy machine is late now and then.
+        wait_until(lambda call=call: asked(call, 1)._failures == 0, otherwise=lambda: call._why)  # noqa: B023
         call.check()
         call._close()
 

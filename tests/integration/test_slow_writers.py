@@ -143,7 +143,8 @@ def test_what_was_cut_off_for_good_is_told_once_and_not_served_after_a_restart_e
 ) -> None:
     for length in CUTS:
         delivery.refused(delivery.file.write_bytes, NEW[:length])
-    assert delivery.server.log.count(f"{delivery.file}: ") == len(CUTS)
+    # A thread of its own writes the log.
+    wait_until(lambda: delivery.server.log.count(f"{delivery.file}: ") == len(CUTS))
     delivery.server.process.close()
     again = Delivery(serve())
     assert again.server.answer() == 1

@@ -102,6 +102,7 @@ def test_a_bundle_of_a_daemon_that_runs_has_its_metrics(
     text = config.read_text()
     config.write_text(text.replace("METRICS", "0"))
     process = start("--config", str(config))
+    process.wait_for_log("camera front")
     config.write_text(text.replace("METRICS", str(process.metrics_port)))
     found = contents(config)
     assert "edge_board_condition" in found["metrics.txt"]

@@ -500,7 +500,7 @@ def test_a_jetson_whose_driver_comes_late_says_so_and_starts_anew_when_it_is_the
         assert unit.start_with(ROAD) == 0
         said = " ".join(text for _, text in unit.journal())
         assert "on a Jetson KIND_AUTO is KIND_GPU" in said
-        assert unit["StatusText"].endswith("; no_gpu")
+        wait_until(lambda: unit["StatusText"].endswith("; no_gpu"))
         before = unit["MainPID"]
         container.do("touch", "/dev/nvmap")
         wait_until(lambda: unit.restarted(before))

@@ -83,7 +83,7 @@ import time
 
 class TritonPythonModel:
     def initialize(self, args):
-        time.sleep(1)
+        time.sleep(SECONDS)
 
     def execute(self, requests):
         return []
@@ -471,7 +471,7 @@ def test_a_custom_configuration_is_the_one_that_clients_see(
 def test_a_load_succeeds_although_its_model_is_unloaded_meanwhile(
     repository: Path, connection: triton.InferenceServerClient
 ) -> None:
-    write(repository, "slow", PARAMETERS, SLOW_PY)
+    write(repository, "slow", PARAMETERS, SLOW_PY.replace("SECONDS", "5"))
 
     def state() -> str:
         index = connection.get_model_repository_index().models
@@ -484,5 +484,6 @@ def test_a_load_succeeds_although_its_model_is_unloaded_meanwhile(
         load.result(TIMEOUT_S)
     assert state() == "UNAVAILABLE"
     assert not connection.is_model_ready("slow")
+    (repository / "slow" / "1" / "model.py").write_text(SLOW_PY.replace("SECONDS", "0"))
     connection.load_model("slow")
     assert connection.is_model_ready("slow")

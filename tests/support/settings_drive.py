@@ -49,12 +49,12 @@ class Drive:
         self.process.popen.send_signal(signal.SIGHUP)
 
     def reload(self, *cameras: str, more: str = "") -> str:
-        """Rewrite the cameras and reload; what the log says of it."""
+        """Rewrite the cameras and reload; the first that the log says of it."""
         self.write(*cameras, more=more)
         return self.reload_file()
 
     def reload_file(self) -> str:
-        """Reload the file as it is; what the log says of it."""
+        """Reload the file as it is; the first that the log says of it."""
         before = len(self.log)
         self.hang_up()
         self.process.wait_for("RELOADING=1\nMONOTONIC_USEC=")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from support.waiting import wait_until
 from unit.lifecycle.board import CONFIG, TIMEOUT_S
 
 from edge_server.errors import ModelConfigError, ModelLoadError
@@ -61,11 +62,7 @@ def test_a_directory_that_never_settles_keeps_no_start_waiting(
     control.start(WritesBetweenScans())
     assert states(control) == {"m": "READY"}
     assert "model busy: its files keep changing" in caplog.text
-    for _ in range(1000):
-        if "busy" in states(control):
-            break
-        threading.Event().wait(0.03)
-    assert "busy" in states(control)
+    wait_until(lambda: "busy" in states(control))
 
 
 def test_a_name_that_is_no_text_is_on_the_index_in_a_form_that_can_be_shown(
