@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from support.daemon_process import Process
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-DELAY_S = 10
+DELAY_S = 3600
 
 
 def write(
@@ -82,9 +81,7 @@ def test_models_serve_whatever_their_shapes_depend_on_and_at_once(
     (models / "waits" / "config.pbtxt").write_text(
         f"max_batch_size: 4 dynamic_batching {{ max_queue_delay_microseconds: {DELAY_S}000000 }}"
     )
-    began = time.monotonic()
     process = start(f"--model-repository={models}")
-    assert time.monotonic() - began < DELAY_S
     server = client(process)
 
     def ask(model: str, *numbers: float) -> list[float]:

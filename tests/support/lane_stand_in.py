@@ -89,7 +89,8 @@ class PowerCut:
         self._forgotten = threading.Event()
 
     def __enter__(self) -> PowerCut:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept)
+        self._accepting.start()
         return self
 
     def __exit__(
@@ -98,7 +99,9 @@ class PowerCut:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._accepting.join()
         for each in self._open:
             each.close()
 

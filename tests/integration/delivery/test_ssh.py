@@ -6,7 +6,6 @@ import getpass
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pytest
 from integration.delivery.verbs import done, is_whole, make_model, models, push
+from support.free_ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,9 +187,7 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
     privileged = Path("/run/sshd") if os.getuid() == 0 else tmp_path
     made = not privileged.exists()
     privileged.mkdir(mode=0o755, exist_ok=True)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    (port,) = free_ports(1)
     for name in ("host", "user"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True

@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from google.protobuf import json_format
