@@ -33,9 +33,10 @@ from record import add_option, record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support.broker_cluster import cpu_s, resident_bytes
+from support.broker_cluster import cpu_s
 from support.free_ports import free_ports
 from support.mosquitto import Mosquitto
+from support.processes import resident_bytes
 from support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import queue
-import re
 import signal
 import threading
-import urllib.request
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -145,15 +143,7 @@ class Asking:
         wait_until(lambda: self.waiting() == count, otherwise=lambda: f"{self.waiting()} wait")
 
     def waiting(self) -> int:
-        url = f"http://127.0.0.1:{self._process.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:
-            found = re.search(
-                r'^nv_inference_pending_request_count{model="counting".* (\d+)',
-                page.read().decode(),
-                re.MULTILINE,
-            )
-        assert found is not None
-        return int(found[1])
+        return int(self._process.metric('nv_inference_pending_request_count{model="counting"'))
 
     def let_go(self) -> None:
         assert self._gate is not None

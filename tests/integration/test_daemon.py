@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,7 +154,7 @@ def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_
         server = client(process)
         subscriber.wait(lanes, lambda m: m["status"] == "FRAME_STATUS_OK")
         subscriber.wait(camera, lambda m: (m["state"], m["lanes"]) == ("ok", "ok"))
-        wait_until(lambda: _metric(process, "edge_camera_lanes_ok") == 1, PATIENCE_S)
+        wait_until(lambda: process.metric("edge_camera_lanes_ok{") == 1, PATIENCE_S)
 
         server.unload_model("lane_detection")
         # On a busy machine a frame before it may be too old, or under way.
@@ -175,7 +174,7 @@ def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_
         assert told["state"] == "ok"
         assert "'lane_detection'" in told["text"]
         subscriber.wait(f"{root}/status", lambda m: m.get("no_lanes") == ["front"])
-        wait_until(lambda: _metric(process, "edge_camera_lanes_ok") == 0, PATIENCE_S)
+        wait_until(lambda: process.metric("edge_camera_lanes_ok{") == 0, PATIENCE_S)
         process.wait_for("no lanes: ")
 
         server.load_model("lane_detection")
@@ -185,14 +184,6 @@ def test_a_camera_whose_model_fails_is_reported_everywhere_until_it_gives_lanes_
         assert process.terminate() == 0
     finally:
         subscriber.close()
-
-
-def _metric(process: Process, name: str) -> float:
-    url = f"http://127.0.0.1:{process.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
-        lines = page.read().decode().splitlines()
-    (value,) = (line.split()[-1] for line in lines if line.startswith(f"{name}{{"))
-    return float(value)
 
 
 def test_names_that_are_not_utf_8_end_nothing_and_are_reported_escaped(
@@ -211,10 +202,7 @@ def test_names_that_are_not_utf_8_end_nothing_and_are_reported_escaped(
         )
         assert server.index()["n"][0][0] == "UNAVAILABLE"
         assert said["reason"]
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{server.process.metrics_port}/metrics", timeout=PATIENCE_S
-        ) as page:
-            assert b'edge_model_state{model="n"' in page.read()
+        assert 'edge_model_state{model="n"' in server.process.metrics()
         assert server.process.terminate() == 0
     finally:
         subscriber.close()
@@ -440,9 +428,7 @@ def test_a_daemon_that_got_no_processor_goes_on(
     process = start("--config", str(config))
 
     def frames() -> float:
-        url = f"http://127.0.0.1:{process.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
-            lines = page.read().decode().splitlines()
+        lines = process.metrics().splitlines()
         found = [line for line in lines if line.startswith("edge_camera_last_lanes_age_seconds{")]
         return float(found[0].split()[-1]) if found else math.inf
 

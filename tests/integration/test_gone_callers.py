@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,13 +10,14 @@ import pytest
 import tritonclient.grpc as triton
 from integration.test_sequences import write_model
 from onnx import helper as onnx_helper
+from support.processes import resident_bytes
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from support.daemon_process import Process
     from support.polling_server import Server
 
 TIMEOUT_S = 60.0
@@ -39,13 +38,6 @@ sequence_batching { max_sequence_idle_microseconds: 3600000000 }
 """
 
 
-def resident_bytes(process: Process) -> int:
-    status = Path(f"/proc/{process.popen.pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found is not None
-    return 1024 * int(found[1])
-
-
 def start_sequence(
     client: triton.InferenceServerClient, number: int, elements: int, timeout_s: float
 ) -> None:
@@ -61,7 +53,7 @@ def test_sequences_that_wait_for_a_slot_leave_nothing_once_their_callers_are_gon
     write_model(tmp_path / "repository" / "slot", SLOT, nodes, {"x": "n"}, {"y": 1})  # type: ignore[dict-item]  # a length without a name
     server = serve()
     start_sequence(server.client, 1, 1, TIMEOUT_S)
-    before_bytes = resident_bytes(server.process)
+    before_bytes = resident_bytes(server.process.popen.pid)
 
     def give_up(number: int) -> None:
         with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
@@ -71,7 +63,7 @@ def test_sequences_that_wait_for_a_slot_leave_nothing_once_their_callers_are_gon
         list(callers.map(give_up, range(REQUESTS)))
     pending = 'nv_inference_pending_request_count{model="slot",version="1"}'
     wait_until(lambda: not server.metric(pending), TIMEOUT_S, every_s=0.1)
-    grown_bytes = resident_bytes(server.process) - before_bytes
+    grown_bytes = resident_bytes(server.process.popen.pid) - before_bytes
     # What waited at once, and what the allocator keeps; not the 400 MiB of all of them.
     assert grown_bytes < 200 * MIB
     start_sequence(server.client, 1, 1, TIMEOUT_S)

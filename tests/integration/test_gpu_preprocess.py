@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,12 +54,9 @@ def lanes(
 
 def copies(process: Process) -> dict[tuple[str, str, str], float]:
     """(sample, model, direction) → its value, where it is not 0."""
-    url = f"http://127.0.0.1:{process.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=30.0) as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
     return {
         (sample.name, sample.labels["model"], sample.labels["direction"]): sample.value
-        for family in families
+        for family in text_string_to_metric_families(process.metrics())
         if family.name.startswith("edge_tensor_copie")
         for sample in family.samples
         if sample.value and not sample.name.endswith("_created")

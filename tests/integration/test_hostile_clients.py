@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from support.daemon_process import Process
 from support.half_sender import HalfSender
+from support.processes import resident_bytes
 from support.waiting import wait_until
 from tritonclient.grpc import service_pb2 as pb
 
@@ -131,8 +132,7 @@ class Target:
             return list(pool.map(lambda call: call(), calls))
 
     def resident_bytes(self) -> int:
-        statm = Path(f"/proc/{self.process.popen.pid}/statm").read_text()
-        return int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return resident_bytes(self.process.popen.pid)
 
     def __str__(self) -> str:
         more, now = (n - self.rest_bytes for n in (self.peak_bytes, self.resident_bytes()))

@@ -9,15 +9,16 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import tritonclient.grpc as triton
+from support.processes import resident_bytes
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from support.daemon_process import Process
 
@@ -50,11 +51,6 @@ def daemon(start: Callable[..., Process], tmp_path: Path) -> Iterator[Process]:
     assert "Traceback" not in process.log.read_text()
 
 
-def _resident_bytes(process: Process) -> int:
-    statm = Path(f"/proc/{process.popen.pid}/statm").read_text()
-    return int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def _connect(process: Process) -> socket.socket:
     return socket.create_connection(("127.0.0.1", process.http_port), TIMEOUT_S)
 
@@ -71,7 +67,7 @@ def _status(process: Process, host: bytes = b"localhost", timeout_s: float = TIM
 def _flood(process: Process, folder: Path, floods: int, flood: Callable[[], None]) -> None:
     """Run so many at once; the socket answers all that time, and memory is bounded."""
     assert _status(process) == b"200"  # what HTTP imports at its first client is there
-    rest_bytes = _resident_bytes(process)
+    rest_bytes = resident_bytes(process.popen.pid)
     over = threading.Event()
     peak_bytes = 0
 
@@ -89,7 +85,7 @@ def _flood(process: Process, folder: Path, floods: int, flood: Callable[[], None
         running = pool.submit(run)
         while not over.wait(0.05):
             assert client.is_server_live(client_timeout=TIMEOUT_S)
-            peak_bytes = max(peak_bytes, _resident_bytes(process))
+            peak_bytes = max(peak_bytes, resident_bytes(process.popen.pid))
         running.result()
     assert peak_bytes - rest_bytes < MOST_MORE_BYTES
     wait_until(lambda: _status(process) == b"200", TIMEOUT_S)

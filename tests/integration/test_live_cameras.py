@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
@@ -152,13 +151,6 @@ class Appliance:
     ) -> dict[str, Any]:
         return self.subscriber.wait(f"edge/v1/tested/{topic}", fits, since)
 
-    def metric(self, text: str) -> float:
-        url = f"http://127.0.0.1:{self.process.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
-            lines = page.read().decode().splitlines()
-        (value,) = (line.split()[-1] for line in lines if line.startswith(text))
-        return float(value)
-
     def close(self) -> None:
         """The daemon that was started is still the one that runs, and stops when it is asked to."""
         try:
@@ -244,7 +236,7 @@ def test_a_killed_camera_is_lost_and_found_again(
         camera.start()
         running.wait_for_lanes()
         running.wait_for_state("ok")
-        assert running.metric('edge_camera_reconnects_total{camera="front"}') == count
+        assert running.process.metric('edge_camera_reconnects_total{camera="front"}') == count
 
 
 def test_a_camera_that_falls_silent_is_opened_again_and_its_backlog_is_no_news(
@@ -285,7 +277,7 @@ def test_a_frozen_and_a_dark_picture_give_no_lanes(
         camera.command("play")
     running.wait_for_lanes()
     running.wait_for_state("ok")
-    assert running.metric('edge_camera_reconnects_total{camera="front"}') == 0
+    assert running.process.metric('edge_camera_reconnects_total{camera="front"}') == 0
 
 
 def test_a_camera_that_changes_its_size_gives_lanes_again(

@@ -22,6 +22,7 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from support.fleet_recipes import fleet_lines
+from support.processes import resident_bytes
 from support.waiting import wait_until
 
 from edge_server.board.board import Identity
@@ -212,11 +213,6 @@ def device(mqtt: Mqtt, folder: Path) -> Iterator[Device]:
         yield made
     finally:
         made.stop()
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_events_of_an_outage_and_of_a_restart_arrive_in_order(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import queue
 import re
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,11 +221,6 @@ def heard(inbox: Received, topic: str, fits: Callable[[Any], bool]) -> Any:
     return json.loads(said.payload)
 
 
-def metrics_of(daemon: Process) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{daemon.metrics_port}/metrics") as answer:
-        return str(answer.read().decode())
-
-
 def test_check_tells_the_contract_of_each_network(config: Path) -> None:
     run = run_verb("check", f"--config={config}", *ANY_PORTS)
     assert run.returncode == 0, run.stderr
@@ -345,7 +339,7 @@ def test_a_camera_without_lanes_has_networks_alone(daemon: Process, broker: Mosq
     assert "no camera 'rear' with lanes is in the settings; there are: road" in str(raised.value)
 
     def with_lanes() -> str:
-        found = metrics_of(daemon)
+        found = daemon.metrics()
         return found if 'edge_camera_lanes_ok{camera="road"} 1' in found else ""
 
     metrics = wait_until(with_lanes)
@@ -356,7 +350,7 @@ def test_a_camera_without_lanes_has_networks_alone(daemon: Process, broker: Mosq
 
 def test_numbers_of_each_network_are_metrics(daemon: Process) -> None:
     def has(text: str) -> bool:
-        return any(line.startswith(text) for line in metrics_of(daemon).splitlines())
+        return any(line.startswith(text) for line in daemon.metrics().splitlines())
 
     for line in (
         'edge_network_ok{camera="road",network="signs"} 1',
@@ -364,4 +358,4 @@ def test_numbers_of_each_network_are_metrics(daemon: Process) -> None:
         'edge_network_frames_total{camera="road",network="broken"} 0',
         'edge_network_missed_total{camera="road",network="broken",reason="class"}',
     ):
-        wait_until(lambda line=line: has(line), otherwise=lambda: metrics_of(daemon))
+        wait_until(lambda line=line: has(line), otherwise=daemon.metrics)

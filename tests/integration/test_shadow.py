@@ -208,12 +208,9 @@ def lanes_while_failing(process: Process, broker: Mosquitto, names: tuple[str, .
     """Each candidate fails twice, and lanes miss no frame."""
 
     def failed() -> dict[str, float]:
-        url = f"http://127.0.0.1:{process.metrics_port}/metrics"
-        with urllib.request.urlopen(url) as answer:
-            lines = answer.read().decode().splitlines()
         return {
             line.split('network="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1])
-            for line in lines
+            for line in process.metrics().splitlines()
             if line.startswith("edge_network_missed_total") and 'reason="failed"' in line
         }
 

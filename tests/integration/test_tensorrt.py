@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,12 +71,9 @@ def lanes(client: triton.InferenceServerClient, road: triton.InferInput) -> dict
 
 def copies(process: Process) -> dict[tuple[str, str], float]:
     """(model, direction) → how many tensors were copied between host and device."""
-    url = f"http://127.0.0.1:{process.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=30.0) as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
     return {
         (sample.labels["model"], sample.labels["direction"]): sample.value
-        for family in families
+        for family in text_string_to_metric_families(process.metrics())
         for sample in family.samples
         if sample.name == "edge_tensor_copies_total"
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -289,12 +288,9 @@ def streamed(
 
 def scrape(process: Process) -> dict[str, float]:
     """Name and labels, as the page has them → value."""
-    url = f"http://127.0.0.1:{process.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:
-        lines = page.read().decode().splitlines()
     return {
         name: float(value)
-        for line in lines
+        for line in process.metrics().splitlines()
         if not line.startswith("#")
         for name, _, value in [line.rpartition(" ")]
     }

@@ -227,9 +227,3 @@ def cpu_s(pid: int) -> float:
     """Processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_bytes(pid: int = 0) -> int:
-    """Memory of a process; 0 is this one."""
-    fields = Path(f"/proc/{pid or 'self'}/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import urllib.request
 from typing import TYPE_CHECKING
 
 from support.free_ports import free_ports
@@ -55,6 +56,18 @@ class Process:
             lambda: text in self.log.read_text()[since:],
             otherwise=lambda: f"{text} is not logged:\n{self.log.read_text()}",
         )
+
+    def metrics(self) -> str:
+        """The page of its metrics."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:
+            return str(page.read().decode())
+
+    def metric(self, begin: str) -> float:
+        """The value of the only sample whose name and labels begin so."""
+        lines = self.metrics().splitlines()
+        (value,) = (line.split()[-1] for line in lines if line.startswith(begin))
+        return float(value)
 
     def terminate(self) -> int:
         self.popen.send_signal(signal.SIGTERM)

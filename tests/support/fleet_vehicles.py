@@ -25,9 +25,10 @@ from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.settings import Mqtt
-from support.broker_cluster import cpu_s, resident_bytes
+from support.broker_cluster import cpu_s
 from support.fleet_recipes import bridge_lines
 from support.mosquitto import mosquitto_binary
+from support.processes import resident_bytes
 
 FIRST_PORT = 20_000
 # mosquitto connects again at the full second of its clock, and vehicles have not the same one.

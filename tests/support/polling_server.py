@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,11 +58,7 @@ class Server:
         return found
 
     def metric(self, name: str) -> float:
-        url = f"http://127.0.0.1:{self.process.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as page:
-            lines = page.read().decode().splitlines()
-        (value,) = (line.split()[-1] for line in lines if line.startswith(f"{name} "))
-        return float(value)
+        return self.process.metric(f"{name} ")
 
     @property
     def log(self) -> str:
