@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import pytest
+from support.callers import Caller
 
 from edge_server.errors import Cancelled, DeadlineExceeded, InternalError
 from edge_server.requests import InferRequest, InferResponse, Reply, ResponseCallback
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 REQUEST = InferRequest("m", {})
 
@@ -26,21 +23,6 @@ class Lease:
 
     def release(self) -> None:
         self.released += 1
-
-
-class Caller:
-    """A caller that cancels when the test says so."""
-
-    def __init__(self) -> None:
-        self.cancelled = False
-        self.callback: Callable[[], None] = lambda: None
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None:
-        self.callback = callback
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        self.callback()
 
 
 def test_a_thread_that_waits_gets_the_response_of_another() -> None:

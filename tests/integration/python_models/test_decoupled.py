@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from support.callers import Caller
 from support.waiting import TIMEOUT_S
 
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Serve = Any
 DECOUPLED = "model_transaction_policy { decoupled: true }"
@@ -170,23 +168,6 @@ def test_a_coroutine_that_exits_costs_its_own_request(serve: Serve, config: str)
     before = served.submit("m", 0).values()
     assert "SystemExit: 4" in str(served.submit("m", 1).last())
     assert served.submit("m", 0).values() == before
-
-
-class Caller:
-    """A caller that may go away."""
-
-    cancelled = False
-
-    def __init__(self) -> None:
-        self._callbacks: list[Callable[[], None]] = []
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None:
-        self._callbacks.append(callback)
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        for callback in self._callbacks:
-            callback()
 
 
 def test_a_model_sees_that_its_caller_has_gone(serve: Serve) -> None:

@@ -19,7 +19,7 @@ from edge_server.requests import InferRequest, InferResponse, Reply, SequencePla
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from support.callers import Caller
 
     from edge_server.backends.contract import Tensors
     from edge_server.inference.registry import LoadedModel
@@ -49,14 +49,6 @@ class Accumulate:
     def rows(self, name: str) -> list[list[float]]:
         """What `name` held in each run, by row."""
         return [inputs[name].array.ravel().tolist() for inputs in self.batches]
-
-
-class Caller:
-    """A caller that may cancel."""
-
-    cancelled = False
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None: ...
 
 
 class SentRequest:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.callers import Caller
 from support.waiting import TIMEOUT_S, wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 from unit.inference.threads import no_more_threads
@@ -103,14 +104,6 @@ class Responses:
         response = self.only()
         assert isinstance(response, InferResponse), response
         return float(response.outputs["b"].array[0, 0])
-
-
-class Caller:
-    """A caller that may go."""
-
-    cancelled = False
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None: ...
 
 
 def model_config(

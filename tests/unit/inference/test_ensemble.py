@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.callers import Caller
 from unit.inference.ensembles import (
     TIMEOUT_S,
     Models,
@@ -345,16 +346,8 @@ def test_a_response_of_a_decoupled_step_without_tensors_is_no_response() -> None
     assert responses.numbers("y") == [VALUE.array.tolist()]
 
 
-class Switch:
-    """A caller that can go."""
-
-    cancelled = False
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None: ...
-
-
 def test_steps_know_all_of_the_request_but_its_tensors() -> None:
-    queue, switch = Queueing(), Switch()
+    queue, caller = Queueing(), Caller()
     models = models_of(ensemble_config("e", "x", "y", "m a=x > b=y"), queueing("m", queue))
     request = InferRequest(
         "e",
@@ -366,25 +359,25 @@ def test_steps_know_all_of_the_request_but_its_tensors() -> None:
         timeout_us=5,
         sequence=SequencePlace(9, start=True),
         parameters={"k": 1},
-        cancellation=switch,
+        cancellation=caller,
     )
     submitted(models, request)
     step, _ = queue.next()
     same = ("id", "deadline", "urgent", "priority", "timeout_us", "sequence", "parameters")
     assert {n: getattr(step, n) for n in same} == {n: getattr(request, n) for n in same}
-    assert step.cancellation is switch
+    assert step.cancellation is caller
 
 
 @pytest.mark.parametrize("begin", [submitted, inferred])
 def test_a_step_of_a_cancelled_request_is_not_begun(begin: Begin) -> None:
-    switch, calls = Switch(), list[int]()
+    caller, calls = Caller(), list[int]()
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         calls.append(1)
-        switch.cancelled = True
+        caller.cancelled = True
         return {"b": inputs["a"]}
 
-    responses = begin(chain(3, run), InferRequest("e", {"t0": VALUE}, cancellation=switch))
+    responses = begin(chain(3, run), InferRequest("e", {"t0": VALUE}, cancellation=caller))
     (response,) = responses.wait()
     assert isinstance(response, Cancelled)
     assert calls == [1]

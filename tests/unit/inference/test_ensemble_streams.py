@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.callers import Caller
 from support.waiting import wait_until
 from unit.inference.ensembles import (
     TIMEOUT_S,
@@ -39,8 +40,6 @@ from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from edge_server.inference.line import Task
     from edge_server.inference.registry import Snapshot
     from edge_server.requests import Respond
@@ -221,11 +220,6 @@ def test_a_held_step_is_let_go_when_the_request_fails() -> None:
 
 
 def test_a_held_step_is_let_go_when_its_caller_goes() -> None:
-    class Caller:
-        cancelled = False
-
-        def when_cancelled(self, callback: Callable[[], None]) -> None: ...
-
     queue, producer, caller = Queueing(), Producer(), Caller()
     ensemble = ensemble_config("e", "x", "y", "s a=x > b=t", "q a=t > b=y", max_inflight=1)
     models = models_of(ensemble, streaming("s", producer.produce), queueing("q", queue))
@@ -244,11 +238,6 @@ def test_a_held_step_is_let_go_when_its_caller_goes() -> None:
 
 
 def test_a_held_slot_is_free_again_when_its_caller_goes_before_a_thread_takes_the_step() -> None:
-    class Caller:
-        cancelled = False
-
-        def when_cancelled(self, callback: Callable[[], None]) -> None: ...
-
     class Late(StepThreads):
         def try_run(self, task: Task) -> bool:
             self._tasks.append(task)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.callers import Caller
 from support.waiting import TIMEOUT_S
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -126,16 +127,6 @@ class Sent:
         ]
 
 
-class Client:
-    """Cancels its request."""
-
-    def __init__(self) -> None:
-        self.cancelled = False
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None:
-        del callback
-
-
 class Server:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
@@ -223,7 +214,7 @@ def test_a_model_that_fails_between_two_runs_ends_the_request_once(
 def test_a_request_that_is_cancelled_between_two_runs_is_forgotten(
     serve: Callable[..., Server], extra: str
 ) -> None:
-    client, model = Client(), Repeats()
+    client, model = Caller(), Repeats()
     server = serve(model, extra=extra)
     model.allowed.clear()
     sent = server.send("a", 3, cancellation=client)

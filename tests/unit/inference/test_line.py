@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from support.callers import Caller
 from support.waiting import TIMEOUT_S
 from unit.inference.threads import no_more_threads
 
@@ -110,16 +111,6 @@ def test_a_thread_that_cannot_be_started_is_not_counted() -> None:
     threads.run(Step(ran.set))
     assert ran.wait(TIMEOUT_S)
     threads.close()
-
-
-class Caller:
-    cancelled = False
-
-    def __init__(self) -> None:
-        self.cancel: Callable[[], None] = lambda: None
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None:
-        self.cancel = callback
 
 
 def test_a_thread_that_waits_gets_what_it_is_given() -> None:

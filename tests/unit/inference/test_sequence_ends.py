@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.callers import Caller
 from unit.inference.sequences import (
     A_MINUTE,
     TIMEOUT_S,
     Accumulate,
-    Caller,
     Closes,
     Road,
     model_config,

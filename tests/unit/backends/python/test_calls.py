@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.callers import Caller
 from support.waiting import TIMEOUT_S, wait_until
 from tritonclient.grpc import model_config_pb2 as pb
 from unit.inference.threads import no_more_threads
@@ -43,7 +44,7 @@ from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from edge_server.requests import Respond
 
@@ -185,22 +186,6 @@ def test_a_call_that_fails_lets_go_of_its_tensors_at_once(
         gc.enable()
 
 
-class Client:
-    """A cancellation that a test makes."""
-
-    def __init__(self) -> None:
-        self.cancelled = False
-        self._callbacks: list[Callable[[], None]] = []
-
-    def when_cancelled(self, callback: Callable[[], None]) -> None:
-        self._callbacks.append(callback)
-
-    def leave(self) -> None:
-        self.cancelled = True
-        for callback in self._callbacks:
-            callback()
-
-
 def called_for(
     calling: Calling, monkeypatch: pytest.MonkeyPatch, *callers: tuple[InferRequest, Models]
 ) -> tuple[InferRequest, Models]:
@@ -223,7 +208,7 @@ def called_for(
 def test_a_call_for_several_requests_lasts_as_long_as_one_of_their_clients_waits(
     calling: Calling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pinned, clients = Models("both"), [Client(), Client()]
+    pinned, clients = Models("both"), [Caller(), Caller()]
     hurried, patient = (
         InferRequest("m", {}, deadline=deadline, cancellation=client)
         for deadline, client in zip((1.0, 2.0), clients, strict=True)
@@ -233,10 +218,10 @@ def test_a_call_for_several_requests_lasts_as_long_as_one_of_their_clients_waits
     assert made.cancellation is not None
     heard: list[str] = []
     made.cancellation.when_cancelled(lambda: heard.append("cancelled"))
-    clients[0].leave()
+    clients[0].cancel()
     assert not made.cancelled
     assert heard == []
-    clients[1].leave()
+    clients[1].cancel()
     assert made.cancelled
     assert heard == ["cancelled"]
     made, _ = called_for(calling, monkeypatch, (hurried, pinned), (InferRequest("m", {}), pinned))
