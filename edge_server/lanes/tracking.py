@@ -35,12 +35,12 @@ _SAMPLES = np.linspace(0.0, 1.0, 4)
 # Standard deviations of c0..c3 before anything was measured: half a lane, 15 degrees, a bend of
 # 65 m radius, and its change within 50 m.
 _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
-# Growth of the standard deviations of c0..c3 in one second, of c0 and c1 where the vehicle's speed
-# and its yaw rate are known, and where steering within the lane is all that limits them. All lines
-# have it in common: the vehicle moves, and the road bends. It and the slip below were fitted to
-# rendered drives 20 to 39, see benchmarks/paint.py.
-_GROWTH_KNOWN = np.array([0.025, 0.006, 1.6e-4, 6e-6])
-_GROWTH_UNKNOWN = np.array([0.2, 0.008, 1.6e-4, 6e-6])
+# Growth of the standard deviations of c0..c3 in one second; all lines have it in common, as the
+# vehicle moves and the road bends. That of c1 is how vehicles steer, lane changes and departures
+# included: on rendered drives 20 to 27 0.0045 over 0.1 s, 0.007 over 0.25 s. The others were fitted
+# to drives 20 to 39, see benchmarks/paint.py. And the growth of c0 without the vehicle's speed.
+_GROWTH = np.array([0.025, 0.006, 1.6e-4, 6e-6])
+_GROWTH_SPEED_UNKNOWN = 0.2
 # No detection is better than this, nor than rounding allows beside what was expected: what is known
 # for certain cannot be weighed.
 _LEAST_STD_M, _LEAST_SHARE = 0.001, 1e-9
@@ -84,7 +84,6 @@ def predict(filters: Sequence[LaneFilter], passed_s: float, motion: VehicleState
     if not filters:
         return
     ahead_m = (motion.speed_mps or 0.0) * passed_s
-    turned_rad = (motion.yaw_rate_radps or 0.0) * passed_s
     step = np.array(
         [
             [1.0, ahead_m, ahead_m**2, ahead_m**3],
@@ -93,12 +92,19 @@ def predict(filters: Sequence[LaneFilter], passed_s: float, motion: VehicleState
             [0.0, 0.0, 0.0, 1.0],
         ]
     )
+    turned_rad = 0.0
+    if motion.speed_mps is None or motion.yaw_rate_radps is None:
+        # A vehicle turns with its road.
+        step[:2, 2:] = 0.0
+    else:
+        turned_rad = motion.yaw_rate_radps * passed_s
     means = np.array([each.mean for each in filters]) @ step.T
     # On its way ahead the vehicle had turned by half on average.
     means[:, 0] -= turned_rad * ahead_m / 2
     means[:, 1] -= turned_rad
-    known = motion.speed_mps is not None, motion.yaw_rate_radps is not None, True, True
-    growth = np.where(known, _GROWTH_KNOWN, _GROWTH_UNKNOWN)
+    growth = _GROWTH.copy()
+    if motion.speed_mps is None:
+        growth[0] = _GROWTH_SPEED_UNKNOWN
     # Each frame measures the pitch anew: lines of one frame have its error in common, frames not.
     by_pitch = np.array([each.by_angles[:, _PITCH] for each in filters])
     covariances = np.array([each.covariance for each in filters])

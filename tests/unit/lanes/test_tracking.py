@@ -167,6 +167,13 @@ def test_the_covariance_covers_what_a_wrong_yaw_does_to_a_moving_vehicle() -> No
     assert (np.median(off, axis=0)[:2] > 0.2).all()
 
 
+def test_a_vehicle_whose_yaw_rate_is_not_known_is_taken_to_turn_with_its_road() -> None:
+    road = Road([1.8, -1.8], curvature_1pm=1 / 300)
+    for lane in drive(road, 60, motion=VehicleState(0, SPEED_MPS))[-1]:
+        assert lane.ground is not None
+        assert abs(lane.ground.polynomial.coefficients[1]) < 1e-5
+
+
 def test_a_known_speed_makes_lanes_smoother() -> None:
     jitter = []
     for speed_mps in (None, SPEED_MPS):
