@@ -2,7 +2,8 @@
 
 A ridge is brighter than the road on both of its sides. From the lower end of a line, where it lies
 on its paint, the path of the strongest ridge is followed upwards in a wide window by dynamic
-programming over the rows; a curve through the path leaves out what is no paint.
+programming over the rows, with one width for the whole line; a curve through the path leaves out
+what is no paint.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 LANE_M, PAINT_M = 3.6, 0.13
 STEP_PX = 0.5
+# A stroke, a broad one, and the two of a double line.
+WIDTHS_M = (PAINT_M, 1.6 * PAINT_M, 2.6 * PAINT_M)
 # The window: this part of the picture's width, or of the lane's width in that row.
 WINDOW_WIDTHS, WINDOW_LANES = 0.03, 0.42
 LEAST_LEVELS, ENOUGH_LEVELS = 8.0, 30.0
@@ -102,19 +105,37 @@ def find_paint(luma: NDArray[np.uint8], line: Floats, scale: Scale) -> Paint:
     window = np.minimum(WINDOW_WIDTHS * width, WINDOW_LANES * LANE_M * metre)
     reach = int(np.ceil(window.max() / STEP_PX))
     offsets = np.arange(-reach, reach + 1) * STEP_PX
-    ridge = _ridge(luma, rows.astype(np.intp), base[:, None] + offsets, PAINT_M * metre)
-    ridge[np.abs(offsets) > window[:, None]] = 0.0
-    reward = np.clip(ridge / ENOUGH_LEVELS, 0.0, 1.0)
-    reward -= EDGE_COST * np.minimum((offsets / window[:, None]) ** 2, 4.0)
-    path = _path(reward[::-1])[::-1]
-    # The ridge's top near the path.
-    near = np.clip(path[:, None] + np.arange(-2, 3), 0, len(offsets) - 1)
-    strength = np.take_along_axis(ridge, near, 1)
-    at = np.take_along_axis(near, strength.argmax(1)[:, None], 1)[:, 0]
-    x = _middle(luma, rows.astype(np.intp), base + offsets[at], PAINT_M * metre)
-    seen = strength.max(1) >= LEAST_LEVELS
+    places, off = base[:, None] + offsets, offsets / window[:, None]
+    at = rows.astype(np.intp)
+    # A line has one width: of a double line now one stroke and now both would be followed.
+    found = [_strokes(luma, at, places, off, wide_m * metre) for wide_m in WIDTHS_M]
+    _, strength, x = max(found, key=lambda each: each[0])
+    seen = strength >= LEAST_LEVELS
     seen &= _on_curve(rows, x, seen, scale, np.maximum(1.5, 0.3 * PAINT_M * metre))
     return Paint(rows[seen], x[seen], len(rows))
+
+
+def _strokes(
+    luma: NDArray[np.uint8], rows: NDArray[np.intp], places: Floats, off: Floats, wide_px: Floats
+) -> tuple[float, Floats, Floats]:
+    """Return what the best path of strokes `wide_px` (N,) is worth, and in each row the strength
+    and the middle of its stroke, (N,).
+
+    Args:
+        places: (N, S) x at which a stroke may be.
+        off: (N, S) how far from the line that is, of the window.
+    """
+    ridge = _ridge(luma, rows, places, wide_px)
+    ridge[np.abs(off) > 1.0] = 0.0
+    reward = np.clip(ridge / ENOUGH_LEVELS, 0.0, 1.0) - EDGE_COST * np.minimum(off**2, 4.0)
+    path = _path(reward[::-1])[::-1, None]
+    worth = float(np.take_along_axis(reward, path, 1).sum())
+    # The ridge's top near the path.
+    near = np.clip(path + np.arange(-2, 3), 0, places.shape[1] - 1)
+    strength = np.take_along_axis(ridge, near, 1)
+    at = np.take_along_axis(near, strength.argmax(1)[:, None], 1)
+    x = np.take_along_axis(places, at, 1)[:, 0]
+    return worth, strength.max(1), _middle(luma, rows, x, wide_px)
 
 
 def _ridge(luma: NDArray[np.uint8], rows: NDArray[np.intp], x: Floats, paint_px: Floats) -> Floats:
@@ -125,14 +146,11 @@ def _ridge(luma: NDArray[np.uint8], rows: NDArray[np.intp], x: Floats, paint_px:
     def mean(begin: Floats, end: Floats) -> Floats:
         return (_at(sums, end) - _at(sums, begin)) / (end - begin)
 
-    best = np.full(x.shape, -255.0)
-    for times in (1.0, 1.6):
-        wide = np.maximum(times * paint_px, 2.0)[:, None]
-        centre = mean(x - wide / 2, x + wide / 2)
-        left = mean(x - 1.75 * wide, x - 0.75 * wide)
-        right = mean(x + 0.75 * wide, x + 1.75 * wide)
-        best = np.maximum(best, centre - np.maximum(left, right))
-    return best
+    wide = np.maximum(paint_px, 2.0)[:, None]
+    centre = mean(x - wide / 2, x + wide / 2)
+    left = mean(x - 1.75 * wide, x - 0.75 * wide)
+    right = mean(x + 0.75 * wide, x + 1.75 * wide)
+    return centre - np.maximum(left, right)
 
 
 def _middle(luma: NDArray[np.uint8], rows: NDArray[np.intp], x: Floats, paint_px: Floats) -> Floats:
