@@ -120,13 +120,7 @@ def drive(
     """Return each frame's truth and lanes, and the events of the drive."""
     scene = varied(RoadScene.for_camera(seed), arguments.conditions, seed)
     course = Drive(scene, manoeuvres=True)
-    camera = scene.camera
-    focal_px = camera.focal * WIDTH
-    # The renderer's camera is shifted, not tilted: its optical axis is level. OpenCV draws with the
-    # origin in the middle of the first pixel.
-    centre = WIDTH / 2, camera.horizon * HEIGHT
-    lens = Lens("pinhole", WIDTH, HEIGHT, focal_px, focal_px, *centre, (0.0,) * 5)
-    model = CameraModel(lens, Mounting(camera.height_m))
+    model = camera_of(scene)
     log, vehicle = EventLog(), VehicleInputs()
     log.worker.start()
     follower = RoadFollower(
@@ -157,6 +151,15 @@ def drive(
         samples.append(Sample(time_s, truth, alone, followed.ego, ids))
     log.worker.stop()
     return samples, log.after(0)
+
+
+def camera_of(scene: RoadScene) -> CameraModel:
+    # It is shifted, not tilted: its optical axis is level. OpenCV draws with the origin in the
+    # middle of the first pixel.
+    focal_px = scene.camera.focal * WIDTH
+    centre = WIDTH / 2, scene.camera.horizon * HEIGHT
+    lens = Lens("pinhole", WIDTH, HEIGHT, focal_px, focal_px, *centre, (0.0,) * 5)
+    return CameraModel(lens, Mounting(scene.camera.height_m))
 
 
 # How each value is read from an Ego and a Truth, in a unit that people know.
