@@ -26,14 +26,8 @@ from edge_server.lifecycle.model_spec import Override, StagedFiles
 from edge_server.lifecycle.updates import Updates
 from edge_server.model_config.parse import parse_model_config_json
 from edge_server.process.threads import Worker
-from edge_server.repository.change_detector import (
-    ChangeDetector,
-    InotifyWatch,
-    SeenFiles,
-    read_repositories,
-)
+from edge_server.repository.change_detector import ChangeDetector, InotifyWatch
 from edge_server.repository.content import PrivateDirectory
-from edge_server.repository.manifest import read_manifest
 from edge_server.repository.scan import APPEARS_TWICE, Repositories, is_model_name
 
 if TYPE_CHECKING:
@@ -284,11 +278,9 @@ class PollControl(RepositoryControl):
         self._poll_s = poll_s or math.inf
         # Enough for every complete model, and for one whose last file was just written.
         self._first_timeout_s = 2 * settle_s + 1.0
-        self._change_detector = ChangeDetector(settle_s, read_manifest)
+        # Used by `start`, then by the worker alone.
+        self._change_detector = ChangeDetector(self._repositories, settle_s)
         self._inotify_watch = InotifyWatch(repositories)
-        self._unreadable: dict[Path, str] = {}
-        # Model name → its files in the last scan. Used by `start`, then by the worker alone.
-        self._seen: dict[str, SeenFiles] = {}
         self._scanned_s = time.monotonic()
         self._next_s = 0.0
         self._arrived: set[str] = set()
@@ -307,7 +299,7 @@ class PollControl(RepositoryControl):
         """Load the last known good copies of an earlier run; return whether there were any."""
         kept = self.updates.load_last_good(stop)
         self._kept = frozenset(kept)
-        self._seen = {n: SeenFiles.of_earlier_run(copy.source) for n, copy in kept.items()}
+        self._change_detector.resume({name: copy.source for name, copy in kept.items()})
         return bool(kept)
 
     def awaits(self, name: str) -> bool:
@@ -328,18 +320,10 @@ class PollControl(RepositoryControl):
         """Scan the repositories once and start the updates; return whether a model may still be
         changing.
         """
-        found = read_repositories(self._repositories)
-        for repository, reason in found.unreadable.items():
-            if self._unreadable.get(repository) != reason:
-                log.warning("repository %s: %s; what is loaded of it serves on", repository, reason)
-        for repository in self._unreadable.keys() - found.unreadable.keys():
-            log.info("repository %s: can be read again", repository)
-        self._unreadable = dict(found.unreadable)
-        self._seen, changes = self._change_detector.detect(found, self._seen, now, arrived)
-        if changes:
-            self._report_again(self.updates.carry_out(changes))
+        changes = self._change_detector.scan(now, arrived)
+        self._change_detector.report_again(self.updates.carry_out(changes))
         self._scanned_s = time.monotonic()
-        return bool(self._settling())
+        return bool(self._change_detector.changing)
 
     def poll_age_s(self, now: float) -> float:
         """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
@@ -361,7 +345,7 @@ class PollControl(RepositoryControl):
         self.deployments.note_serving()
         # What the store could not copy, or was released from quarantine, is staged again.
         if again := self.deployments.release_noted() | self.updates.retry(now):
-            self._report_again(again)
+            self._change_detector.report_again(again)
             self._next_s = 0.0
         if now >= self._next_s:
             changing = self.scan(now, self._arrived)
@@ -372,21 +356,13 @@ class PollControl(RepositoryControl):
             self._arrived.update(arrived)
             self._next_s = 0.0
 
-    def _report_again(self, names: Collection[str]) -> None:
-        """Let the next scans report the last change of `names` once more."""
-        for name in self._seen.keys() & names:
-            self._seen[name] = self._seen[name].doubted()
-
-    def _settling(self) -> list[str]:
-        return sorted(name for name, files in self._seen.items() if files.candidate is not None)
-
     def _load_first(self, stop: threading.Event) -> None:
         scans, until = 0, math.inf
         while self.scan(time.monotonic()):
             scans += 1
             until = min(until, time.monotonic() + self._first_timeout_s)
             if scans > _FIRST_SCANS and time.monotonic() > until:
-                for name in self._settling():
+                for name in self._change_detector.changing:
                     log.warning(
                         "model %s: its files keep changing; the start goes on without it, and it "
                         "is loaded once they stay as they are",

@@ -1,7 +1,4 @@
-"""The detection of changes: the scan of the repositories, and which changes are complete.
-
-What the scans found of a model is a `SeenFiles`, which the caller keeps between two scans.
-"""
+"""The detection of changes: the scan of the repositories, and which changes are complete."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from inotify_simple import INotify, flags
 
 from edge_server.errors import ModelConfigError, may_pass
 from edge_server.repository.manifest import NAME as MANIFEST
+from edge_server.repository.manifest import read_manifest
 from edge_server.repository.scan import APPEARS_TWICE, FileSet, ModelTree, is_model_name, models_in
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
     from edge_server.repository.manifest import Manifest
     from edge_server.repository.scan import SeenFile
-
-    ReadManifest = Callable[[ModelTree], Manifest]
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +80,7 @@ class _Candidate:
 
 
 @dataclass(frozen=True)
-class SeenFiles:
+class _SeenFiles:
     """The files of one model that the scans found.
 
     Attributes:
@@ -97,19 +93,7 @@ class SeenFiles:
     repository: Path | None = None
     candidate: _Candidate | None = None
 
-    @staticmethod
-    def of_earlier_run(files: tuple[SeenFile, ...]) -> SeenFiles:
-        """Return the files that a model serves already, from an earlier run. A model that also has
-        empty directories is reported once more."""
-        return SeenFiles(FileSet(files, _directories(files)))
-
-    def doubted(self) -> SeenFiles:
-        """Return these files so that the last change, if there was one, is reported again."""
-        # A file set that equals no scanned one.
-        again = None if self.reported is None else FileSet((), (), "doubted")
-        return replace(self, reported=again)
-
-    def scanned(self, files: FileSet | None, now: float) -> SeenFiles:
+    def scanned(self, files: FileSet | None, now: float) -> _SeenFiles:
         """Return these files after a scan that found the change `files`."""
         before = self.candidate
         if before is None or before.files != files:
@@ -126,11 +110,11 @@ class SeenFiles:
         )
 
 
-_UNSEEN = SeenFiles()
+_UNSEEN = _SeenFiles()
 
 
 class ChangeDetector:
-    """Distinguishes complete changes from changes in progress; does no I/O and keeps nothing.
+    """Distinguishes complete changes from changes in progress. For one thread at a time.
 
     A change is complete at once if the model was renamed into place, or if its manifest.json names
     exactly the files that are there. Any other change is complete after two scans, and all scans
@@ -140,32 +124,67 @@ class ChangeDetector:
     A missing model counts as removed only if its repository can be read and holds other models,
     because a repository that is not mounted looks empty. Each change is reported once."""
 
-    def __init__(self, window_s: float, read_manifest: ReadManifest) -> None:
+    def __init__(
+        self,
+        repositories: Sequence[Path],
+        window_s: float,
+        read_manifest: Callable[[ModelTree], Manifest] = read_manifest,
+    ) -> None:
+        self._repositories = repositories
         self._window_s = window_s
         self._read_manifest = read_manifest
+        self._seen: dict[str, _SeenFiles] = {}
+        self._unreadable: Mapping[Path, str] = {}
+
+    @property
+    def changing(self) -> list[str]:
+        """The models with a change that may be incomplete, sorted."""
+        return sorted(name for name, files in self._seen.items() if files.candidate is not None)
+
+    def resume(self, models: Mapping[str, tuple[SeenFile, ...]]) -> None:
+        """Begin with the files that these models serve already, from an earlier run. A model that
+        also has empty directories is reported once more."""
+        for name, files in models.items():
+            self._seen[name] = _SeenFiles(FileSet(files, _directories(files)))
+
+    def report_again(self, names: Collection[str]) -> None:
+        """Let the next scans report the last change of these models, if there was one, again."""
+        for name in self._seen.keys() & names:
+            if self._seen[name].reported is not None:
+                # A file set that equals no scanned one.
+                self._seen[name] = replace(self._seen[name], reported=FileSet((), (), "doubted"))
+
+    def scan(self, now: float, arrived: Collection[str] = ()) -> list[Change]:
+        """Scan the repositories, at `now` (monotonic, s); return what has changed since the last
+        scan, completely. Args: arrived: the models that were renamed into place since."""
+        found = read_repositories(self._repositories)
+        for repository, reason in found.unreadable.items():
+            if self._unreadable.get(repository) != reason:
+                log.warning("repository %s: %s; what is loaded of it serves on", repository, reason)
+        for repository in self._unreadable.keys() - found.unreadable.keys():
+            log.info("repository %s: can be read again", repository)
+        self._unreadable = found.unreadable
+        return self.detect(found, now, arrived)
 
     def detect(
-        self,
-        repository_scan: RepositoryScan,
-        seen: Mapping[str, SeenFiles],
-        now: float,
-        arrived: Collection[str] = (),
-    ) -> tuple[dict[str, SeenFiles], list[Change]]:
-        now_seen: dict[str, SeenFiles] = {}
+        self, repository_scan: RepositoryScan, now: float, arrived: Collection[str] = ()
+    ) -> list[Change]:
+        """See `scan`; does no I/O but to read manifests."""
+        now_seen: dict[str, _SeenFiles] = {}
         changes = []
         for name, tree in repository_scan.models.items():
-            files, before = tree.file_set, seen.get(name, _UNSEEN)
+            files, before = tree.file_set, self._seen.get(name, _UNSEEN)
             if files == before.reported:
-                now_seen[name] = SeenFiles(files, tree.repository)
+                now_seen[name] = _SeenFiles(files, tree.repository)
                 continue
             now_seen[name] = after = before.scanned(files, now)
             settled = after.is_settled(now, self._window_s)
             complete = self._complete(tree, settled=settled, renamed=name in arrived)
             if complete is not None:
-                now_seen[name] = SeenFiles(files, tree.repository)
+                now_seen[name] = _SeenFiles(files, tree.repository)
                 changes.append(Change(name, complete))
         unreadable = repository_scan.unreadable
-        for name, before in seen.items():
+        for name, before in self._seen.items():
             if name in now_seen or before.reported is None:
                 continue
             if unreadable and (before.repository is None or before.repository in unreadable):
@@ -176,7 +195,8 @@ class ChangeDetector:
                 changes.append(Change(name, None))
             else:
                 now_seen[name] = after
-        return now_seen, changes
+        self._seen = now_seen
+        return changes
 
     def _complete(self, tree: ModelTree, *, settled: bool, renamed: bool) -> ModelTree | None:
         """Return the tree to report, with its fault, or None while the change is incomplete."""
