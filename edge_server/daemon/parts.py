@@ -31,8 +31,7 @@ from edge_server.lifecycle.control import PollControl, RepositoryControl
 from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.records import ModelTable
-from edge_server.lifecycle.updates import Deployments
+from edge_server.lifecycle.records import AcceptedCopies, Deployments, ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.contracts import check_replacement
 from edge_server.pipeline.event_log import Event, EventLog
@@ -226,18 +225,16 @@ def following_control(
         signatures=signatures,
         repositories=paths,
     )
-    table = ModelTable(registry)
-    deployments = Deployments(table, store, paths)
+    deployments = Deployments(registry, store, paths)
     terms = CanaryTerms(settings.probation_requests, settings.probation_s)
     # In mode `poll` no request loads a model.
     build = Build(
         scheduling, MemoryBudget(settings.memory_reserve_bytes), devices, LiveModels(registry)
     )
     lifecycle = ModelLifecycle(
-        table,
+        deployments,
         build,
         terms if settings.probation_requests else None,
-        deployments,
         take_down=settings.incompatible_member == "take_down",
         interface=InterfaceRule(camera_models, check_replacement, deployments.has_served),
     )
@@ -245,7 +242,7 @@ def following_control(
     return PollControl(
         RepositoryLoader(
             lifecycle,
-            deployments,
+            AcceptedCopies(deployments),
             completion=completion,
             load_threads=settings.load_threads,
             load_retries=settings.load_retries,

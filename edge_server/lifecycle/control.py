@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import LoadFailure
-    from edge_server.lifecycle.updates import Deployments
+    from edge_server.lifecycle.records import Deployments
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +273,6 @@ class PollControl(RepositoryControl):
         self.worker = Worker("repository", self._tick, deadline_s=math.inf)
         self.updates = Updates(loader, deployments)
         self.deployments = deployments
-        self._table = deployments.table
         self._repositories = tuple(repositories)
         self._poll_s = poll_s or math.inf
         # Enough for every complete model, and for one whose last file was just written.
@@ -307,9 +306,9 @@ class PollControl(RepositoryControl):
         copies, and had none of this model or of a member, which the repositories hold."""
         if not self._kept:
             return False
-        with self._table.lock:
-            specs = self._table.get(name).specs
-            needed = {name, *(member for spec in specs for member in self._table.below(spec))}
+        with self.deployments.lock:
+            specs = self.deployments.get(name).specs
+            needed = {name, *(member for spec in specs for member in self.deployments.below(spec))}
         lacking = needed - self._kept
         try:
             return bool(lacking) and lacking <= Repositories(self._repositories).names().keys()
@@ -342,7 +341,7 @@ class PollControl(RepositoryControl):
 
     def _tick(self, now: float) -> None:
         """Called about every second."""
-        self.deployments.note_serving()
+        self.deployments.commit()
         # What the store could not copy, or was released from quarantine, is staged again.
         if again := self.deployments.release_noted() | self.updates.retry(now):
             self._change_detector.report_again(again)
@@ -382,7 +381,7 @@ class PollControl(RepositoryControl):
         # As in the other modes, a directory that cannot be a model does not end the daemon.
         failed = [
             entry
-            for entry in self._table.registry.snapshot.entries.values()
+            for entry in self.deployments.registry.snapshot.entries.values()
             if entry.state is ModelState.UNAVAILABLE and is_model_name(entry.name)
         ]
         if failed and self._exit_on_error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,13 +13,12 @@ from edge_server.backends.contract import interrupt
 from edge_server.errors import ModelConfigError, Unavailable
 from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, recorded
 from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.deployment import copy_of
 from edge_server.lifecycle.fit import USUAL_INTERFACE_RULE
 from edge_server.lifecycle.model_spec import CanaryRun, KeptPredecessor, LoadedVersions, LoadFailure
-from edge_server.lifecycle.records import copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-    from contextlib import AbstractContextManager
 
     from edge_server.inference.registry import LoadedModel
     from edge_server.lifecycle.fit import Fit, InterfaceRule
@@ -35,33 +33,6 @@ _LOOK_S = 0.02
 OUTDATED = (
     "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 )
-
-
-class CanaryOutcomes:
-    """Hears how the canaries of versions end, on a thread of the canary's own."""
-
-    def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
-        """Quarantine a version that failed, or `only_this` configuration of its files, before its
-        predecessor is published again: a process that is killed once anybody knows of the rollback
-        must not serve it after its restart. The caller holds the lock of the table."""
-
-    def rolled_back(self, model_spec: ModelSpec) -> None:
-        """Note that the predecessor is published again."""
-
-    def passed(self, model_spec: ModelSpec) -> None: ...
-
-    def why_not(self, model_spec: ModelSpec) -> str:
-        """Return why this configuration must not be loaded; "" if it may."""
-        del model_spec
-        return ""
-
-    def loading(self, model_spec: ModelSpec) -> AbstractContextManager[None]:
-        """Count the death of the process inside the block against this configuration alone."""
-        del model_spec
-        return nullcontext()
-
-
-_NO_OUTCOMES = CanaryOutcomes()
 
 
 @dataclass(frozen=True)
@@ -92,7 +63,6 @@ class ModelLifecycle:
         table: ModelTable,
         build: Build | None = None,
         terms: CanaryTerms | None = None,
-        outcomes: CanaryOutcomes = _NO_OUTCOMES,
         *,
         take_down: bool = False,
         interface: InterfaceRule = USUAL_INTERFACE_RULE,
@@ -101,7 +71,6 @@ class ModelLifecycle:
         self.has_canaries = terms is not None
         self.build = build or Build()
         self._terms = terms
-        self.outcomes = outcomes
         self._take_down = take_down
         self._interface = interface
         # What was unloaded while it loaded; the lock of the table guards it.
@@ -301,7 +270,7 @@ class ModelLifecycle:
             elif back:
                 for each in faulty:
                     same = back[each.name].built.model_spec.is_same_as(each)
-                    self.outcomes.quarantine(each, rollback.reason, only_this=same)
+                    self.table.quarantine(each, rollback.reason, only_this=same)
                 self._go_back(rollback, offered, found)
         for before in back.values():
             # An ensemble is made anew; a model's versions serve again.
@@ -316,7 +285,7 @@ class ModelLifecycle:
             return False
         for each in faulty:
             log.warning("model %s: rolled back: %s", each.name, rollback.reason)
-            self.outcomes.rolled_back(each)
+        self.table.commit()
         return bool(back)
 
     # The caller of the methods below holds the lock of the table.
@@ -410,7 +379,7 @@ class ModelLifecycle:
             record.name,
             terms,
             on_failed=partial(self._failed, run),
-            on_passed=partial(self.outcomes.passed, run.model_spec),
+            on_passed=partial(self._passed, run),
             on_over=partial(self._over, run),
             on_news=partial(self.report_canary, run.model_spec),
         )
@@ -461,6 +430,10 @@ class ModelLifecycle:
             is_current = self.table.get(model_spec.name).canary is run
         if is_current:
             self.roll_back(model_spec, reason)
+
+    def _passed(self, run: CanaryRun) -> None:
+        run.has_passed = True
+        self.table.commit()
 
     def _is_comparing(self) -> bool:
         with self.table.lock:

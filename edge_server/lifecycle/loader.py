@@ -129,7 +129,7 @@ class TakeOver:
             is_wanted = lifecycle.is_serving(stand_in) and not self._over.is_set()
             return "" if is_wanted else f"model '{name}': what it is prepared for is not served"
 
-        if reason := lifecycle.outcomes.why_not(preferred):
+        if reason := lifecycle.table.why_not(preferred):
             return LoadFailure(ModelConfigError(reason), model_spec=preferred)
         try:
             with while_wanted(why_unwanted):
@@ -139,7 +139,7 @@ class TakeOver:
         with self._hold([name]):
             if not lifecycle.begin_take_over(stand_in, preferred):
                 return LoadFailure(GivenUp(why_unwanted() or f"model '{name}': loads now"))
-            with while_wanted(why_unwanted), lifecycle.outcomes.loading(preferred):
+            with while_wanted(why_unwanted), lifecycle.table.loading(preferred):
                 serving = lifecycle.table.serving(name)
                 built = lifecycle.build.model(preferred, serving, progress, builds=False)
             if isinstance(built, LoadFailure):
@@ -481,13 +481,12 @@ class RepositoryLoader:
     def _make_model(
         self, read: ModelSpec, stop: threading.Event | None, *, builds: bool
     ) -> LoadedVersions | LoadFailure:
-        outcomes = self.lifecycle.outcomes
-        if reason := outcomes.why_not(read):
+        if reason := self.table.why_not(read):
             return LoadFailure(ModelConfigError(reason), model_spec=read)
         progress = partial(self.lifecycle.report_progress, read.name)
         for attempt in range(1, self._load_retries + 2):
             serving = self.table.serving(read.name)
-            with outcomes.loading(read):
+            with self.table.loading(read):
                 built = self.lifecycle.build.model(read, serving, progress, builds=builds)
             if (
                 attempt > self._load_retries

@@ -332,6 +332,7 @@ class CanaryRun:
     before: KeptPredecessor | None
     versions: frozenset[int]
     monitor: CanaryMonitor = field(init=False)
+    has_passed: bool = False
 
     def take(self) -> KeptPredecessor | None:
         """Return the predecessor and pass its ownership to the caller."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
-from collections import Counter
-from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,207 +17,25 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.lifecycle.deployment import Loading, Uncopied, Waiting
-from edge_server.lifecycle.lifecycle import CanaryOutcomes
 from edge_server.lifecycle.model_spec import LoadFailure
-from edge_server.lifecycle.records import copy_of
 from edge_server.process.threads import GivenUp, start_thread
 from edge_server.repository.content import TornModel
-from edge_server.repository.scan import files_in
-from edge_server.repository.verdicts import VerdictFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
-    from edge_server.lifecycle.deployment import Delivery
+    from edge_server.lifecycle.deployment import Delivery, ModelRecord
     from edge_server.lifecycle.loader import RepositoryLoader
     from edge_server.lifecycle.model_spec import ModelSpec
-    from edge_server.lifecycle.records import ModelRecord, ModelTable
-    from edge_server.model_config.files import ModelFiles
+    from edge_server.lifecycle.records import Deployments
     from edge_server.repository.change_detector import Change
     from edge_server.repository.scan import ModelTree
-    from edge_server.repository.store import ModelStore, StagedModel
-    from edge_server.repository.verdicts import Verdict
+    from edge_server.repository.store import StagedModel
 
 log = logging.getLogger(__name__)
 
-# `torn`: the model changed while the store copied it, and is scanned again; `failed`: the
-# predecessor continues to serve.
-OUTCOMES = ("loaded", "unchanged", "removed", "torn", "failed", "rolled_back")
 # A longer load hangs or is of a slow model; the other models must not wait for it.
 LOAD_TIMEOUT_S = 20.0
-
-
-class Deployments(CanaryOutcomes):
-    """Keeps the store and the verdicts consistent with the records. Thread-safe. As a `ModelSource`
-    it finds the copies that the records accept."""
-
-    where = "the accepted copies of the model repositories"
-
-    def __init__(self, table: ModelTable, store: ModelStore, repositories: Sequence[Path]) -> None:
-        self.table = table
-        self.store = store
-        self._verdicts = VerdictFile(store.directory, repositories)
-        self._noting = threading.Lock()
-        self._outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-
-    def all(self) -> Mapping[str, ModelFiles | ModelConfigError]:
-        found = {name: self.find(name) for name in self.names()}
-        return {name: files for name, files in found.items() if files is not None}
-
-    def find(self, name: str) -> ModelFiles | ModelConfigError | None:
-        with self.table.lock:
-            record = self.table.get(name)
-            copy, shown = record.accepted, record.shown
-        if copy is None:
-            return None
-        try:
-            files = replace(files_in(copy.directory), fingerprint=copy.fingerprint)
-        except ModelConfigError as error:
-            return error
-        return replace(files, holder=copy, shown=shown)
-
-    def names(self) -> Mapping[str, int]:
-        with self.table.lock:
-            names = sorted(record.name for record in self.table if record.accepted is not None)
-        return dict.fromkeys(names, 1)
-
-    def count(self, outcome: str) -> None:
-        with self.table.lock:
-            self._outcomes[outcome] += 1
-
-    def outcomes(self) -> dict[str, int]:
-        with self.table.lock:
-            return dict(self._outcomes)
-
-    def report(self) -> None:
-        """Write the verdicts that differ from the written ones."""
-        # At the end of the daemon nothing serves any more, which is no news of a model.
-        if not self.table.over:
-            self._verdicts.write(self._by_name)
-
-    def judge(self, name: str, served: str, text: str) -> None:
-        """Note what was found of the serving content of `name` as a candidate for `served`."""
-        with self.table.lock:
-            record = self.table[name]
-            if (copy := record.serving_copy) is not None:
-                record.candidate = copy.digest, text, served
-        self.report()
-
-    def verdict(self, name: str) -> Verdict:
-        with self.table.lock:
-            return self.table.get(name).verdict(self.store.directory)
-
-    def unchanged(self, copy: StagedModel, serving: StagedModel) -> None:
-        """Note that `copy` has the content of `serving`, so a restart need not copy it again."""
-        self.count("unchanged")
-        with self.table.lock:
-            record = self.table[copy.name]
-            record.unchanged(copy, serving)
-            is_good = record.last_good is serving
-        if is_good:
-            try:
-                self.store.commit(copy)
-            except EdgeServerError as error:
-                log.warning("model %s: is copied again after a restart: %s", copy.name, error)
-        self.report()
-
-    def note_serving(self) -> None:
-        """Commit the copies that serve without a canary as last known good, and report all. A copy
-        that the store could not commit is tried again by the next call."""
-        with self._noting:
-            with self.table.lock:
-                copies = [record.uncommitted for record in self.table]
-            for copy in copies:
-                if copy is not None and not self.store.quarantined(copy.digest):
-                    self._commit(copy)
-        self.report()
-
-    def passed(self, model_spec: ModelSpec) -> None:
-        """Commit the copy of `model_spec`, which passed its canary, as last known good."""
-        copy = copy_of(model_spec)
-        if copy is None:
-            return
-        with self.table.lock:
-            record = self.table.get(copy.name)
-            is_due = record.serving_copy is copy and record.last_good is not copy
-        if is_due:
-            self._commit(copy)
-            self.report()
-
-    def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
-        """Quarantine the content of `model_spec`, or only its configuration of that content, which
-        is rolled back for `reason`."""
-        copy = copy_of(model_spec)
-        if copy is not None:
-            digest = _digest_of(model_spec, copy) if only_this else copy.digest
-            self.store.quarantine(digest, f"rolled back: {reason}", copy.name)
-            if not only_this:
-                self.table[copy.name].rolled_back(copy, reason)
-
-    def why_not(self, model_spec: ModelSpec) -> str:
-        copy = copy_of(model_spec)
-        if copy is None or model_spec.fallback is None:
-            return ""
-        reason = self.store.quarantined(_digest_of(model_spec, copy))
-        hint = f"let it out with `edge-server models release {copy.name}`"
-        return f"quarantined: {reason}; {hint}" if reason else ""
-
-    def loading(self, model_spec: ModelSpec) -> AbstractContextManager[None]:
-        copy = copy_of(model_spec)
-        if copy is None or model_spec.fallback is None:
-            return nullcontext()
-        return self.store.loading(copy, _digest_of(model_spec, copy))
-
-    def rolled_back(self, model_spec: ModelSpec) -> None:
-        if copy_of(model_spec) is not None:
-            self.count("rolled_back")
-            self.report()
-
-    def has_served(self, model_spec: ModelSpec) -> bool:
-        copy = copy_of(model_spec)
-        return copy is not None and self.store.has_served(copy.name, copy.digest)
-
-    def release_noted(self) -> set[str]:
-        """Release what is noted to leave quarantine; return the models to stage again: those that
-        had the content, and those that were refused for it."""
-        released = self.store.release_noted()
-        with self.table.lock:
-            refused = {record.name for record in self.table if record.outcome.digest in released}
-        return refused | set(released.values())
-
-    def removed(self, name: str) -> None:
-        self.count("removed")
-        with self.table.lock:
-            self.table[name].removed()
-        self.report()
-        self.store.forget(name)
-
-    def _commit(self, copy: StagedModel) -> None:
-        record = self.table[copy.name]
-        try:
-            self.store.commit(copy)
-        except EdgeServerError as error:
-            with self.table.lock:
-                is_news, record.late = not record.late, str(error)
-            if is_news:
-                log.warning("model %s: is not kept for a restart: %s", copy.name, error)
-            return
-        with self.table.lock:
-            record.is_good(copy)
-        log.info("model %s: last known good is now %.12s", copy.name, copy.digest)
-
-    def _by_name(self) -> dict[str, Verdict]:
-        with self.table.lock:
-            found = {record.name: record.verdict(self.store.directory) for record in self.table}
-        return {name: verdict for name, verdict in found.items() if verdict.outcome}
-
-
-def _digest_of(model_spec: ModelSpec, copy: StagedModel) -> str:
-    """Return the digest of one of the configurations of `copy`."""
-    text = f"{copy.digest} {model_spec.files.config_name}"
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class QuarantinedModel(ModelConfigError):
@@ -247,8 +62,7 @@ class Updates:
 
     def __init__(self, loader: RepositoryLoader, deployments: Deployments) -> None:
         self._loader = loader
-        self._deployments = deployments
-        self._table = deployments.table
+        self._table = deployments
         self._store = deployments.store
         self._budget = loader.lifecycle.build.budget
         self._slot = threading.Semaphore()
@@ -284,7 +98,7 @@ class Updates:
                 failure = LoadFailure(kind(record.reason), misfit=record.coming is not None)
                 now = time.monotonic()
                 record.not_loaded(copy, failure, now, passes=record.may_pass, served=True)
-        self._deployments.report()
+        self._table.report()
         return kept
 
     def _accept(self, copy: StagedModel) -> None:
@@ -302,7 +116,7 @@ class Updates:
                 due[name] = self._stage(name, change.tree)
             except TornModel as error:
                 log.debug("model %s: %s", name, error)
-                self._deployments.count("torn")
+                self._table.count("torn")
                 torn.append(name)
             except EdgeServerError as error:
                 self._refuse(name, error, waits=may_pass(error))
@@ -329,7 +143,7 @@ class Updates:
             )
         with self._table.lock:
             self._table[name].deliver(copy, tree.directory)
-        self._deployments.report()
+        self._table.report()
         return partial(self._load, name)
 
     def retry(self, now: float) -> set[str]:
@@ -412,7 +226,11 @@ class Updates:
     def _remove(self, name: str) -> None:
         log.info("model %s: taken out of the repository", name)
         self._loader.lifecycle.unload(name)
-        self._deployments.removed(name)
+        self._table.count("removed")
+        with self._table.lock:
+            self._table[name].removed()
+        self._table.report()
+        self._store.forget(name)
         self._loader.unload_absent(name)
 
     def _load(self, name: str) -> None:
@@ -423,7 +241,7 @@ class Updates:
             return  # removed by now
         if serving is not None and copy.digest == serving.digest:
             # Files touched, moved or copied again, content the same: the verdict is written again.
-            self._deployments.unchanged(copy, serving)
+            self._table.unchanged(copy, serving)
             self._loader.load(name)
             return
         if reason := self._store.quarantined(copy.digest):
@@ -441,8 +259,8 @@ class Updates:
             if is_alone:
                 self._slot.release()
         if failure is None:
-            self._deployments.count("loaded")
-            self._deployments.note_serving()
+            self._table.count("loaded")
+            self._table.commit()
         else:
             self._failed(copy, failure)
 
@@ -459,7 +277,7 @@ class Updates:
                     self._queue(record, partial(self._load, record.name))
 
     def _failed(self, copy: StagedModel, failure: LoadFailure) -> None:
-        self._deployments.count("failed")
+        self._table.count("failed")
         if isinstance(failure.error, GivenUp):
             return  # the later change is reported
         error, name = failure.error, copy.name
@@ -470,7 +288,7 @@ class Updates:
         with self._table.lock:
             record, now = self._table[name], time.monotonic()
             record.not_loaded(copy, failure, now, passes=passes, served=served)
-        self._deployments.report()
+        self._table.report()
 
     def _refuse(
         self,
@@ -482,7 +300,7 @@ class Updates:
     ) -> None:
         """Report that the newest delivery cannot be staged, loaded or removed; where `of` is given
         and a newer one has come since, only the log does."""
-        self._deployments.count("failed")
+        self._table.count("failed")
         failure = LoadFailure(error)
         with self._table.lock:
             record = self._table[name]
@@ -496,4 +314,4 @@ class Updates:
             if not record.is_loading:
                 record.fail(failure)
                 self._table.publish([name])
-        self._deployments.report()
+        self._table.report()

@@ -17,8 +17,7 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.control import PollControl
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.records import ModelTable
-from edge_server.lifecycle.updates import Deployments
+from edge_server.lifecycle.records import AcceptedCopies, Deployments
 from edge_server.repository.store import ModelStore
 
 if TYPE_CHECKING:
@@ -31,10 +30,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def control(repository: Path, tmp_path: Path, counted: CountedBackend) -> Iterator[PollControl]:
-    table = ModelTable(ModelRegistry())
-    deployments = Deployments(table, ModelStore(tmp_path / "store"), [repository])
+    deployments = Deployments(ModelRegistry(), ModelStore(tmp_path / "store"), [repository])
     control = PollControl(
-        RepositoryLoader(ModelLifecycle(table), deployments),
+        RepositoryLoader(ModelLifecycle(deployments), AcceptedCopies(deployments)),
         deployments,
         [repository],
         poll_s=0.2,

@@ -25,8 +25,7 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.control import PollControl
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.records import ModelTable
-from edge_server.lifecycle.updates import Deployments
+from edge_server.lifecycle.records import AcceptedCopies, Deployments
 from edge_server.repository.store import ModelStore
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -290,14 +289,11 @@ class Machine(RuleBasedStateMachine):
     def _start(self) -> None:
         self.registry = ModelRegistry()
         self.plane = DataPlane(self.registry)
-        table = ModelTable(self.registry)
         self.store = ModelStore(self.folder / "store", boot="test")
-        deployments = Deployments(table, self.store, [])
+        deployments = Deployments(self.registry, self.store, [])
         loader = RepositoryLoader(
-            ModelLifecycle(
-                table, terms=CanaryTerms(requests=20, least_s=0.0), outcomes=deployments
-            ),
-            deployments,
+            ModelLifecycle(deployments, terms=CanaryTerms(requests=20, least_s=0.0)),
+            AcceptedCopies(deployments),
         )
         # Its thread is not started: every scan is a rule's.
         self.control = PollControl(

@@ -13,7 +13,7 @@ from edge_server.errors import ModelConfigError
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.registry import ModelEntry, ModelRegistry
 from edge_server.lifecycle import loader as take_over
-from edge_server.lifecycle.lifecycle import CanaryOutcomes, ModelLifecycle
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories
@@ -36,17 +36,31 @@ CONFIG = (
 PREFERS = CONFIG + 'parameters { key: "preferred_configs" value { string_value: "%s" } }'
 
 
-class World(CanaryOutcomes):
+class HeardTable(ModelTable):
+    """Keeps what is quarantined in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(ModelRegistry())
+        self.quarantined: list[tuple[str, bool]] = []
+
+    def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
+        self.quarantined.append((model_spec.files.config_name, only_this))
+
+    def why_not(self, model_spec: ModelSpec) -> str:
+        names = {name for name, _ in self.quarantined}
+        return "in quarantine" if model_spec.files.config_name in names else ""
+
+
+class World:
     """A repository with a model `m` that prefers `fast`, whose file must be prepared."""
 
     def __init__(self, repository: Path, write_model: WriteModel, counted: CountedBackend) -> None:
-        self.registry = ModelRegistry()
-        self.quarantined: list[tuple[str, bool]] = []
+        table = HeardTable()
+        self.registry, self.quarantined = table.registry, table.quarantined
         self.loader = RepositoryLoader(
             ModelLifecycle(
-                ModelTable(self.registry),
+                table,
                 terms=CanaryTerms(requests=10**9, least_s=1e9, longest_s=1e9),
-                outcomes=self,
             ),
             Repositories([repository]),
         )
@@ -60,13 +74,6 @@ class World(CanaryOutcomes):
         text = f'{CONFIG} default_model_filename: "{name}"'
         (self.directory / "configs" / f"{name}.pbtxt").write_text(text)
         (self.directory / "1" / name).write_text(str(add))
-
-    def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
-        self.quarantined.append((model_spec.files.config_name, only_this))
-
-    def why_not(self, model_spec: ModelSpec) -> str:
-        names = {name for name, _ in self.quarantined}
-        return "in quarantine" if model_spec.files.config_name in names else ""
 
     @property
     def entry(self) -> ModelEntry:

@@ -10,8 +10,8 @@ from edge_server.lifecycle.build import Build, MemoryBudget
 from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.records import ModelTable
-from edge_server.lifecycle.updates import Deployments, Updates
+from edge_server.lifecycle.records import AcceptedCopies, Deployments
+from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore
@@ -48,18 +48,17 @@ class Board:
     def open(self, stop: threading.Event | None = None) -> None:
         self.registry = ModelRegistry()
         self.store = ModelStore(self.folder / "store")
-        self.table = ModelTable(self.registry)
-        self.deployments = Deployments(self.table, self.store, [])
+        self.table = Deployments(self.registry, self.store, [])
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
             ModelLifecycle(
                 self.table,
                 Build(budget=self.budget),
-                interface=InterfaceRule(has_served=self.deployments.has_served),
+                interface=InterfaceRule(has_served=self.table.has_served),
             ),
-            self.deployments,
+            AcceptedCopies(self.table),
         )
-        self.updates = Updates(self.loader, self.deployments)
+        self.updates = Updates(self.loader, self.table)
         self.updates.load_last_good(stop)
 
     def close(self) -> None:

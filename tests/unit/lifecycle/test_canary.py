@@ -15,7 +15,7 @@ from edge_server.errors import InternalError, NotFound
 from edge_server.inference.canary_monitor import CanaryTerms, WatchedScheduler
 from edge_server.inference.registry import ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.lifecycle import CanaryOutcomes, ModelLifecycle
+from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.scan import Repositories
@@ -56,7 +56,24 @@ ENSEMBLE = (
 )
 
 
-class World(CanaryOutcomes):
+class HeardTable(ModelTable):
+    """A table that hears of rollbacks."""
+
+    def __init__(self) -> None:
+        super().__init__(ModelRegistry())
+        self.went_back: list[tuple[ModelSpec, str]] = []
+        self.back = threading.Event()
+
+    def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
+        del only_this
+        self.went_back.append((model_spec, reason))
+
+    def commit(self) -> None:
+        if self.went_back:
+            self.back.set()
+
+
+class World:
     """A repository whose new versions are in its canary."""
 
     def __init__(
@@ -71,12 +88,11 @@ class World(CanaryOutcomes):
         self.repository = repository
         self.write_model = write_model
         self.counted = counted
-        self.registry = ModelRegistry()
-        self.table = ModelTable(self.registry)
-        self.went_back: list[tuple[ModelSpec, str]] = []
-        self.back = threading.Event()
+        self.table = HeardTable()
+        self.registry = self.table.registry
+        self.went_back, self.back = self.table.went_back, self.table.back
         self.loader = RepositoryLoader(
-            ModelLifecycle(self.table, terms=terms, take_down=take_down, outcomes=self),
+            ModelLifecycle(self.table, terms=terms, take_down=take_down),
             Repositories([repository]),
         )
 
@@ -87,13 +103,6 @@ class World(CanaryOutcomes):
         run = self.table.get(name).canary
         assert run is not None
         return run.monitor
-
-    def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
-        del only_this
-        self.went_back.append((model_spec, reason))
-
-    def rolled_back(self, model_spec: ModelSpec) -> None:
-        self.back.set()
 
     def load(
         self, add: float, version: int = 1, *, dims: str = "1", extra: str = "", name: str = "m"

@@ -22,8 +22,8 @@ from edge_server.lifecycle.build import Build, MemoryBudget
 from edge_server.lifecycle.deployment import Uncopied, Waiting
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.records import ModelTable
-from edge_server.lifecycle.updates import Deployments, Updates
+from edge_server.lifecycle.records import AcceptedCopies, Deployments
+from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
 from edge_server.repository.scan import look
@@ -78,21 +78,18 @@ class CanaryBoard(Board):
     def open(self, stop: threading.Event | None = None) -> None:
         self.registry = ModelRegistry()
         self.store = FullStore(self.folder / "store")
-        self.table = ModelTable(self.registry)
-        self.deployments = Deployments(self.table, self.store, [])
+        self.table = Deployments(self.registry, self.store, [])
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
-            ModelLifecycle(
-                self.table, Build(budget=self.budget), terms=ENDLESS, outcomes=self.deployments
-            ),
-            self.deployments,
+            ModelLifecycle(self.table, Build(budget=self.budget), terms=ENDLESS),
+            AcceptedCopies(self.table),
         )
-        self.updates = Updates(self.loader, self.deployments)
+        self.updates = Updates(self.loader, self.table)
         self.updates.load_last_good(stop)
 
     def tick(self) -> None:
         """As the daemon does about every second."""
-        self.deployments.note_serving()
+        self.table.commit()
         self.later_s += LATER_S  # every pause is over
         for name in self.updates.retry(self.later_s):
             self.carry_out(Change(name, look(self.repository, name)))
@@ -219,7 +216,7 @@ class Machine(RuleBasedStateMachine):
         if passes:
             with table.lock:
                 lifecycle.end_canaries(["m"])
-            self.board.deployments.passed(spec)
+            table.commit()
             self.before = ""
             self.expect_committed()
         else:

@@ -236,7 +236,7 @@ def test_content_in_quarantine_is_let_out_by_the_name_that_it_had_then(board: Bo
     (reason,) = [reason for reason in board.reasons() if reason]
     assert reason.endswith("let it out with `edge-server models release m`")
     QuarantineReleases(board.store.directory).leave(copy.digest)
-    assert board.deployments.release_noted() == {"m", "n"}
+    assert board.table.release_noted() == {"m", "n"}
     board.deliver(1, name="n")
     assert board.table.get("n").outcome.outcome == GOOD
 
@@ -249,16 +249,16 @@ def test_what_the_store_could_not_keep_serves_and_is_kept_once_the_disk_has_room
     with monkeypatch.context() as while_full:
         while_full.setattr(board.store, "commit", full)
         board.deliver(2)
-        board.deployments.note_serving()
+        board.table.commit()
     assert full.call_count == 2
     assert board.serving() == 2
     assert board.reasons() == [""]
-    assert board.deployments.outcomes()["failed"] == 0
+    assert board.table.outcomes()["failed"] == 0
     record = board.table.get("m")
     assert record.outcome.outcome == WAITS
     assert record.outcome.reason == "a restart would not serve it: No space left on device"
     assert caplog.messages == ["model m: is not kept for a restart: No space left on device"]
-    board.deployments.note_serving()
+    board.table.commit()
     assert record.outcome.outcome == GOOD
     board.start_again()
     assert board.serving() == 2
@@ -271,12 +271,11 @@ def test_what_passed_its_canary_is_kept_later_where_the_store_could_not_keep_it(
     record = board.table.get("m")
     record.last_good = None
     record.canary = Mock()
-    assert record.spec is not None
     with monkeypatch.context() as while_full:
         while_full.setattr(board.store, "commit", Mock(side_effect=InternalError("full")))
-        board.deployments.passed(record.spec)
+        board.table.commit()
     # Before the canary is over.
-    board.deployments.note_serving()
+    board.table.commit()
     assert record.outcome.outcome == GOOD
     assert record.last_good is record.serving_copy
     record.canary = None

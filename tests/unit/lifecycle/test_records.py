@@ -8,8 +8,8 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.lifecycle.deployment import ModelRecord
 from edge_server.lifecycle.model_spec import LoadedVersions, ModelSpec
-from edge_server.lifecycle.records import ModelRecord
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.files import ModelFiles
 from edge_server.repository.store import StagedModel

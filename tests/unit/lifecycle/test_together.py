@@ -72,7 +72,7 @@ def test_what_comes_together_a_second_time_is_what_a_restart_has(board: Board) -
     board.deliver(3, CONFIG + MAY_BREAK)
     assert output_of_step(board) == "c"
     board.deliver(0, ensemble("b"), "e")
-    board.deployments.note_serving()
+    board.table.commit()
     assert output_of_step(board) == "b"
     board.start_again()
     assert (board.serving(), output_of_step(board)) == (3, "b")

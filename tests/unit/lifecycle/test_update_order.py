@@ -21,8 +21,8 @@ from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle import updates
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.records import ModelTable
-from edge_server.lifecycle.updates import Deployments, Updates
+from edge_server.lifecycle.records import AcceptedCopies, Deployments
+from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.scan import ModelTree, look
 from edge_server.repository.store import ModelStore
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from support.counted_backend import CountedBackend, Gate
 
     from edge_server.inference.registry import ModelEntry
-    from edge_server.lifecycle.model_spec import ModelSpec
 
 TIMEOUT_S = 30.0
 COUNTED = 'backend: "counted"'
@@ -54,34 +53,19 @@ STEP = (
 ENSEMBLE = f'platform: "ensemble" ensemble_scheduling {{ step {{ {STEP} }} }}'
 
 
-class HeardDeployments(Deployments):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.heard = threading.Event()
-
-    def passed(self, model_spec: ModelSpec) -> None:
-        super().passed(model_spec)
-        self.heard.set()
-
-
 class Bench:
     """A repository, and what carries out what is believed of it."""
 
     def __init__(self, folder: Path) -> None:
         self.repository = folder / "repository"
         self.store = ModelStore(folder / "store", boot="1")
-        registry = ModelRegistry()
-        table = ModelTable(registry)
-        deployments = self.deployments = HeardDeployments(table, self.store, [])
-        self.passed = deployments.heard
+        self.table = Deployments(ModelRegistry(), self.store, [])
         self.loader = RepositoryLoader(
-            ModelLifecycle(
-                table, terms=CanaryTerms(requests=10, least_s=0.0), outcomes=deployments
-            ),
-            deployments,
+            ModelLifecycle(self.table, terms=CanaryTerms(requests=10, least_s=0.0)),
+            AcceptedCopies(self.table),
         )
-        self.updates = Updates(self.loader, deployments)
-        self._plane = DataPlane(registry)
+        self.updates = Updates(self.loader, self.table)
+        self._plane = DataPlane(self.table.registry)
 
     def change(self, name: str, config: str, number: str) -> None:
         """Put a model there, and let it be believed; it is staged when this returns."""
@@ -104,7 +88,7 @@ class Bench:
         return float(self._plane.infer(request).outputs["b"].array[0])
 
     def entry(self) -> ModelEntry:
-        return self.deployments.table.registry.snapshot.entries["m", 1]
+        return self.table.registry.snapshot.entries["m", 1]
 
     def last_good(self) -> str:
         return (self.store.last_good()["m"].directory / "1" / "add").read_text()
@@ -145,7 +129,7 @@ def test_a_copy_that_comes_while_the_copy_before_it_fails_is_loaded(
     before_load.open()
     assert bench.updates.wait_idle(TIMEOUT_S)
     assert bench.ask("m") == 8
-    assert bench.deployments.table.get("m").outcome.outcome == ON_TRIAL
+    assert bench.table.get("m").outcome.outcome == ON_TRIAL
 
 
 @pytest.mark.parametrize("meanwhile", ["copied again", "taken away"])
@@ -204,7 +188,7 @@ def test_a_failure_of_an_earlier_change_leaves_the_newer_delivery_as_it_is(
 
     monkeypatch.setattr(bench.store, "forget", forget)
     bench.carry_out(Change("m", None))
-    record = bench.deployments.table.get("m")
+    record = bench.table.get("m")
     assert (bench.ask("m"), record.outcome.outcome) == (8, GOOD)
 
 
@@ -225,7 +209,7 @@ def test_a_refusal_waits_for_no_load_and_is_shown_after_it(
             before_load.open()
     assert bench.updates.wait_idle(TIMEOUT_S)
     assert bench.ask("m") == 8
-    (entry,) = bench.deployments.table.registry.snapshot.index(only_ready=True)
+    (entry,) = bench.table.registry.snapshot.index(only_ready=True)
     assert entry.reason == "a link leads out of it"
 
 
@@ -251,8 +235,7 @@ def test_what_is_in_its_canary_is_not_yet_the_last_known_good(bench: Bench) -> N
     assert bench.last_good() == "7"
     for _ in range(10):
         bench.ask("m")
-    assert bench.passed.wait(TIMEOUT_S)
-    assert bench.last_good() == "8"
+    wait_until(lambda: bench.last_good() == "8", TIMEOUT_S)
 
 
 IDLE = COUNTED + ' parameters { key: "idle_unload_s" value { string_value: "60" } }'
@@ -272,7 +255,7 @@ def test_a_change_of_an_idle_model_wakes_it_so_that_its_canary_has_a_predecessor
     unload_idle(bench)
     assert bench.entry().is_idle
     bench.changed("m", IDLE, "8" if ends == "passes" else "nan")
-    record = bench.deployments.table.get("m")
+    record = bench.table.get("m")
     assert record.outcome.outcome == ON_TRIAL
     assert counted.loads["m"] == 3
     # A canary has not passed before its requests came, however long that takes.
@@ -281,7 +264,6 @@ def test_a_change_of_an_idle_model_wakes_it_so_that_its_canary_has_a_predecessor
     if ends == "passes":
         for _ in range(10):
             bench.ask("m")
-        assert bench.passed.wait(TIMEOUT_S)
         wait_until(lambda: record.canary is None, TIMEOUT_S)
         assert bench.last_good() == "8"
         unload_idle(bench)
@@ -310,14 +292,14 @@ def test_a_change_of_an_idle_model_that_cannot_be_woken_serves_without_a_canary(
 ) -> None:
     bench.changed("m", IDLE, "7")
     unload_idle(bench)
-    copy = bench.deployments.table.get("m").serving_copy
+    copy = bench.table.get("m").serving_copy
     assert copy is not None
     number = copy.directory / "1" / "add"
     number.parent.chmod(0o700)
     number.unlink()
     number.write_text("-1")
     bench.changed("m", IDLE, "8")
-    assert bench.deployments.table.get("m").canary is None
+    assert bench.table.get("m").canary is None
     assert (bench.ask("m"), bench.last_good()) == (8, "8")
 
 
@@ -329,7 +311,7 @@ def test_files_that_are_only_copied_again_leave_a_model_idle(
     bench.changed("m", IDLE, "7")
     assert bench.entry().is_idle
     assert counted.loads["m"] == 1
-    assert bench.deployments.table.get("m").outcome.outcome == GOOD
+    assert bench.table.get("m").outcome.outcome == GOOD
 
 
 def test_an_idle_model_that_is_taken_away_is_gone(bench: Bench) -> None:
@@ -346,7 +328,7 @@ def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(
 ) -> None:
     bench.changed("m", COUNTED, "7")
     bench.changed("m", COUNTED, "8")
-    begun, model_spec = counted.loads["m"], bench.deployments.table.serving_spec("m")
+    begun, model_spec = counted.loads["m"], bench.table.serving_spec("m")
     assert model_spec is not None
 
     def changes() -> Iterator[Change]:
@@ -366,7 +348,7 @@ def test_the_quarantine_is_on_the_disk_before_anybody_can_know_of_the_rollback(
     """So that a process that is killed at any moment never serves it again after that."""
     bench.changed("m", COUNTED, "7")
     bench.changed("m", COUNTED, "8")
-    table = bench.deployments.table
+    table = bench.table
     bad, publish = table.get("m").serving_copy, table.publish
     assert bad is not None
     known: list[object] = []
@@ -379,9 +361,13 @@ def test_the_quarantine_is_on_the_disk_before_anybody_can_know_of_the_rollback(
 
     monkeypatch.setattr(table, "publish", publish_and_look)
     # An ensemble that is read between the rollback and its report reads the predecessor.
-    monkeypatch.setattr(
-        bench.deployments, "rolled_back", lambda _: bench.changed("e", ENSEMBLE, "")
-    )
+    reports = table.commit
+
+    def commit_later() -> None:
+        monkeypatch.setattr(table, "commit", reports)
+        bench.changed("e", ENSEMBLE, "")
+
+    monkeypatch.setattr(table, "commit", commit_later)
     begun = counted.loads["m"]
     model_spec = table.serving_spec("m")
     assert model_spec is not None
@@ -408,7 +394,7 @@ def test_a_member_that_is_removed_while_its_ensemble_is_read_does_not_serve(
 
     monkeypatch.setattr(bench.loader.lifecycle, "begin", begin_late)
     bench.changed("e", ENSEMBLE, "")
-    table = bench.deployments.table
+    table = bench.table
     assert (table.serving_spec("m"), table.serving_spec("e")) == (None, None)
     bench.changed("m", COUNTED, "8")
     assert bench.ask("e") == 8
@@ -418,11 +404,11 @@ def test_what_cannot_be_rolled_back_is_on_trial_no_more_and_not_good(bench: Benc
     bench.changed("m", COUNTED, "7")
     bench.changed("m", f'{COUNTED} output {{ name: "c" data_type: TYPE_FP32 dims: 1 }}', "8")
     bench.changed("e", ENSEMBLE.replace('key: "b"', 'key: "c"'), "")
-    record = bench.deployments.table.get("m")
+    record = bench.table.get("m")
     assert record.outcome.outcome == ON_TRIAL
     assert record.spec is not None
     assert not bench.loader.lifecycle.roll_back(record.spec, "slow")
-    bench.deployments.note_serving()
+    bench.table.commit()
     assert record.outcome.outcome == WAITS
     assert record.outcome.reason.startswith("failed its canary: slow; cannot be rolled back: ")
     assert bench.last_good() == "7"
@@ -434,7 +420,7 @@ def test_an_ensemble_whose_canary_ended_with_its_member_is_kept_once_it_serves_a
     bench.changed("m", COUNTED, "7")
     bench.changed("e", ENSEMBLE, "")
     bench.changed("e", ENSEMBLE + " max_batch_size: 0 version_policy { all {} }", "")
-    record = bench.deployments.table.get("e")
+    record = bench.table.get("e")
     assert record.outcome.outcome == ON_TRIAL
     bench.carry_out(Change("m", None))
     bench.changed("m", COUNTED, "7")
@@ -453,5 +439,5 @@ def test_an_ensemble_that_comes_later_uses_what_serves_and_not_what_failed(
     # Nor is that tried again for it, nor forgotten.
     assert counted.loads["m"] == begun
     assert bench.ask("e") == 7
-    entries = bench.deployments.table.registry.snapshot.index(only_ready=True)
+    entries = bench.table.registry.snapshot.index(only_ready=True)
     assert ["SystemExit" in entry.reason for entry in entries] == [False, True]
