@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends import find_backend
 from edge_server.backends.contract import STANDALONE, LoadContext, Prepares, interrupt, no_progress
 from edge_server.board.resources import control_groups, read_memory, read_number, read_text
-from edge_server.errors import EdgeServerError, ModelLoadError
+from edge_server.errors import ModelLoadError
 from edge_server.gpu.device import Devices
 from edge_server.inference.scheduling import RUN_TIMEOUT_S, Scheduling
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, TooLittleMemory
@@ -174,6 +174,20 @@ class Reuse(IntEnum):
     INSTANCES = 2
 
 
+@dataclass(frozen=True, eq=False)
+class ModelLoad:
+    """A load of a model, outside the registry.
+
+    Attributes:
+        serving: the serving versions; their unchanged parts are reused, see `Reuse`.
+        progress, builds: see `LoadContext`."""
+
+    model_spec: ModelSpec
+    serving: LoadedVersions | None = None
+    progress: ProgressCallback = no_progress
+    builds: bool = True
+
+
 class Build:
     """Loads and validates models with their backends.
 
@@ -198,75 +212,56 @@ class Build:
         self._server_context = server_context
         self._timeout_s = timeout_s
 
-    def model(
-        self,
-        model_spec: ModelSpec,
-        serving: LoadedVersions | None = None,
-        progress: ProgressCallback = no_progress,
-        *,
-        builds: bool = True,
-    ) -> LoadedVersions | LoadFailure:
-        """Load every version that `model_spec` selects, or return the failure and keep none open.
-        Any exception of a backend becomes a failure of this model only.
-
-        Args:
-            serving: the serving versions; their unchanged parts are reused, see `Reuse`.
-            builds: see `LoadContext`."""
+    def model(self, load: ModelLoad) -> LoadedVersions | LoadFailure:
+        """Load every version that the spec selects, or return the failure and keep none open. Any
+        exception of a backend becomes a failure of this model only."""
         began = time.monotonic()
-        try:
-            if self.budget is not None:
-                reuses = {v: _reuse(model_spec, v, serving)[0] for v in model_spec.versions}
-                new = [version for version, reuse in reuses.items() if reuse < Reuse.MODEL]
-                grown = [version for version, reuse in reuses.items() if reuse is Reuse.MODEL]
-                running = 0 if serving is None else _instances(serving.model_spec)
-                self.budget.check(model_spec, new, grown, running)
-        except EdgeServerError as error:
-            return LoadFailure(error, model_spec=model_spec)
+        model_spec, serving = load.model_spec, load.serving
+        reusable = {version: _reuse(load, version) for version in model_spec.versions}
         made: list[LoadedModel] = []
         kept: set[int] = set()
-        for version in model_spec.versions:
-            try:
-                loaded = self._kept(model_spec, version, serving)
+        version = 0
+        # A backend may raise anything, and a model may call sys.exit().
+        try:
+            if self.budget is not None:
+                new = [v for v, (what, _) in reusable.items() if what < Reuse.MODEL]
+                grown = [v for v, (what, _) in reusable.items() if what is Reuse.MODEL]
+                running = 0 if serving is None else _instances(serving.model_spec)
+                self.budget.check(model_spec, new, grown, running)
+            for version, (what, like) in reusable.items():
+                loaded = None if like is None else self._reused(model_spec, what, like)
                 if loaded is not None:
                     kept.add(version)
-                made.append(loaded or self._anew(model_spec, version, progress, builds=builds))
-            # A backend may raise anything, and a model may call sys.exit().
-            except (Exception, SystemExit) as error:  # noqa: BLE001
-                LoadedVersions(model_spec, tuple(made)).close()
-                return LoadFailure.of(error, model_spec.name, version, model_spec)
+                made.append(loaded or self._anew(load, version))
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            LoadedVersions(model_spec, tuple(made)).close()
+            return LoadFailure.of(error, model_spec.name, version, model_spec)
         return LoadedVersions(model_spec, tuple(made), time.monotonic() - began, frozenset(kept))
 
-    def prepare(self, model_spec: ModelSpec, progress: ProgressCallback) -> None:
-        """Build what a load of `model_spec` lacks, which takes minutes; see `Prepares`."""
-        backend = find_backend(model_spec.config.backend)
+    def prepare(self, load: ModelLoad) -> None:
+        """Build what the load lacks, which takes minutes; see `Prepares`."""
+        backend = find_backend(load.model_spec.config.backend)
         if isinstance(backend, Prepares):
-            for version in model_spec.versions:
-                backend.prepare(self._context(model_spec, version, progress, builds=True))
+            for version in load.model_spec.versions:
+                backend.prepare(self._context(load, version))
 
     def ensemble(self, part: Part) -> LoadedVersions:
         """Make every version of an ensemble that fits its members."""
         models = [self._scheduling.ensemble(c, version) for version, c in part.configs.items()]
         return LoadedVersions(part.model_spec, tuple(models))
 
-    def _kept(
-        self, model_spec: ModelSpec, version: int, serving: LoadedVersions | None
-    ) -> LoadedModel | None:
-        """Return the reused version, with new instances if they changed; None if not reusable."""
-        what, like = _reuse(model_spec, version, serving)
-        if like is None:
-            return None
+    def _reused(self, model_spec: ModelSpec, what: Reuse, like: LoadedModel) -> LoadedModel | None:
+        """Return the version `like` with its parts `what`; None if it has been closed."""
         config = _renewed(like.config, model_spec)
         if what is Reuse.INSTANCES:
             return like.shared(config)
         return self._scheduling.with_instances(like, config, model_spec.files.directory)
 
-    def _anew(
-        self, model_spec: ModelSpec, version: int, progress: ProgressCallback, *, builds: bool
-    ) -> LoadedModel:
+    def _anew(self, load: ModelLoad, version: int) -> LoadedModel:
         """Load and validate the version; the validation does not count in its statistics."""
         began = time.monotonic()
-        files = model_spec.files
-        context = self._context(model_spec, version, progress, builds=builds)
+        model_spec = load.model_spec
+        files, context = model_spec.files, self._context(load, version)
         model = find_backend(model_spec.config.backend).load(context)
         try:
             loaded = self._scheduling.model(context.config, version, model, files.directory)
@@ -296,31 +291,28 @@ class Build:
         loaded.statistics.start_over()
         return loaded
 
-    def _context(
-        self, model_spec: ModelSpec, version: int, progress: ProgressCallback, *, builds: bool
-    ) -> LoadContext:
-        files = model_spec.files
-        backend = find_backend(model_spec.config.backend)
-        completed = backend.complete(files, version, model_spec.config)
-        config = replace(completed, labels=model_spec.config.labels)
+    def _context(self, load: ModelLoad, version: int) -> LoadContext:
+        files, config = load.model_spec.files, load.model_spec.config
+        completed = find_backend(config.backend).complete(files, version, config)
         return LoadContext(
             files.versions[version],
-            config,
+            replace(completed, labels=config.labels),
             self._devices,
-            progress,
+            load.progress,
             self._server_context,
-            builds=builds,
+            builds=load.builds,
         )
 
 
-def _reuse(
-    model_spec: ModelSpec, version: int, serving: LoadedVersions | None
-) -> tuple[Reuse, LoadedModel | None]:
+def _reuse(load: ModelLoad, version: int) -> tuple[Reuse, LoadedModel | None]:
     """Return the reusable part of the version and its serving model, or NOTHING and None."""
+    serving = load.serving
     if serving is None or serving.idle:
         return Reuse.NOTHING, None
     like = next((model for model in serving.models if model.version == version), None)
-    what = Reuse.NOTHING if like is None else _reusable(model_spec, serving.model_spec, version)
+    what = Reuse.NOTHING
+    if like is not None:
+        what = _reusable(load.model_spec, serving.model_spec, version)
     return what, like if what is not Reuse.NOTHING else None
 
 

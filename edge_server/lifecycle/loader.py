@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edge_server.errors import Cancelled, ModelConfigError, NotFound, Unavailable, may_pass
 from edge_server.inference.registry import ModelState
+from edge_server.lifecycle.build import ModelLoad
 from edge_server.lifecycle.idle import IdleModels
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec, StagedFiles
 from edge_server.model_config.config import USUAL_COMPLETION
@@ -133,7 +134,7 @@ class TakeOver:
             return LoadFailure(ModelConfigError(reason), model_spec=preferred)
         try:
             with while_wanted(why_unwanted):
-                lifecycle.build.prepare(preferred, progress)
+                lifecycle.build.prepare(ModelLoad(preferred, progress=progress))
         except Exception as error:  # noqa: BLE001 - a backend may raise anything
             return LoadFailure.of(error, name, model_spec=preferred)
         with self._hold([name]):
@@ -141,7 +142,8 @@ class TakeOver:
                 return LoadFailure(GivenUp(why_unwanted() or f"model '{name}': loads now"))
             with while_wanted(why_unwanted), lifecycle.table.loading(preferred):
                 serving = lifecycle.table.serving(name)
-                built = lifecycle.build.model(preferred, serving, progress, builds=False)
+                load = ModelLoad(preferred, serving, progress, builds=False)
+                built = lifecycle.build.model(load)
             if isinstance(built, LoadFailure):
                 lifecycle.fall_back(preferred, None)
                 return built
@@ -485,9 +487,9 @@ class RepositoryLoader:
             return LoadFailure(ModelConfigError(reason), model_spec=read)
         progress = partial(self.lifecycle.report_progress, read.name)
         for attempt in range(1, self._load_retries + 2):
-            serving = self.table.serving(read.name)
+            load = ModelLoad(read, self.table.serving(read.name), progress, builds)
             with self.table.loading(read):
-                built = self.lifecycle.build.model(read, serving, progress, builds=builds)
+                built = self.lifecycle.build.model(load)
             if (
                 attempt > self._load_retries
                 or read.fallback is not None

@@ -16,7 +16,7 @@ from edge_server.backends.contract import TensorModel
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.inference import scheduling
 from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.build import Build
+from edge_server.lifecycle.build import Build, ModelLoad
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
 from edge_server.process.threads import GivenUp, while_wanted
 from edge_server.repository.scan import files_in
@@ -75,7 +75,9 @@ def build(write_model: WriteModel) -> Callable[..., LoadedVersions | LoadFailure
         (directory / "golden").mkdir(exist_ok=True)
         one = np.zeros((1, 1) if extra else 1, "<f4")
         np.savez(directory / "golden" / "x.npz", **{"input.a": one, "output.b": one})
-        return Build(Scheduling(), timeout_s=timeout_s).model(ModelSpec.read(files_in(directory)))
+        return Build(Scheduling(), timeout_s=timeout_s).model(
+            ModelLoad(ModelSpec.read(files_in(directory)))
+        )
 
     return build
 
@@ -122,7 +124,9 @@ def test_a_run_of_onnxruntime_that_hangs_before_its_model_serves_is_ended(
     monkeypatch.setattr(scheduling, "RUN_TIMEOUT_S", 0.2)
     directory = write_model("m", config)
     write_endless_onnx(directory / "1" / "model.onnx", always=True)
-    failure = Build(Scheduling(), timeout_s=0.2).model(ModelSpec.read(files_in(directory)))
+    failure = Build(Scheduling(), timeout_s=0.2).model(
+        ModelLoad(ModelSpec.read(files_in(directory)))
+    )
     assert isinstance(failure, LoadFailure)
     assert isinstance(failure.error, ModelLoadError)
     assert "it hangs: no progress for 0.2 s" in failure.reason
@@ -136,7 +140,7 @@ def test_a_load_that_is_given_up_while_onnxruntime_runs_leaves_no_run(
     directory = write_model("m", config)
     write_endless_onnx(directory / "1" / "model.onnx", always=True)
     with while_wanted(lambda: "the server ends" if runs() else ""):
-        failure = Build(Scheduling()).model(ModelSpec.read(files_in(directory)))
+        failure = Build(Scheduling()).model(ModelLoad(ModelSpec.read(files_in(directory))))
     assert isinstance(failure, LoadFailure)
     assert isinstance(failure.error, GivenUp)
     wait_until(lambda: not runs())

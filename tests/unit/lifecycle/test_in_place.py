@@ -14,7 +14,7 @@ from edge_server.errors import NotFound
 from edge_server.inference.line import RateLimiter, ResourceLimit
 from edge_server.inference.registry import ModelRegistry, ModelState, RefCount
 from edge_server.inference.scheduling import Scheduling
-from edge_server.lifecycle.build import Build, MemoryBudget
+from edge_server.lifecycle.build import Build, MemoryBudget, ModelLoad
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, ModelSpec
@@ -258,12 +258,12 @@ def test_memory_is_needed_only_where_something_is_loaded(world: World, tmp_path:
     budget = MemoryBudget(1 << 20, tmp_path)
     build = Build(Scheduling(), budget)
     model_spec = ModelSpec.read(files_in(world.directory))
-    failed = build.model(model_spec)
+    failed = build.model(ModelLoad(model_spec))
     assert isinstance(failed, LoadFailure)
     assert "too little memory" in str(failed.error)
     serving = LoadedVersions(model_spec, (world.loaded(),))
     world.write(config(groups=2))
-    built = build.model(ModelSpec.read(files_in(world.directory)), serving)
+    built = build.model(ModelLoad(ModelSpec.read(files_in(world.directory)), serving))
     assert isinstance(built, LoadedVersions)
     assert built.kept == {1}
     built.close()
