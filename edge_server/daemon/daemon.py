@@ -31,7 +31,7 @@ from edge_server.daemon.reload import SettingsReload, live_parts, shown_settings
 from edge_server.daemon.status import LOOK_S, REST_S, StatusReport
 from edge_server.errors import EdgeServerError, Reason, StageStuck
 from edge_server.inference.data_plane import ENDS_S, MODEL_STUCK_S
-from edge_server.lifecycle.control import PollControl
+from edge_server.lifecycle.poll import PollControl
 from edge_server.process.allocator import keep_large_buffers
 from edge_server.process.disk import state_directory
 from edge_server.process.logs import LogSwitches

@@ -27,10 +27,11 @@ from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import LatencyMetrics
 from edge_server.lanes.departure import DepartureRule
 from edge_server.lifecycle.build import Build, MemoryBudget
-from edge_server.lifecycle.control import PollControl, RepositoryControl
+from edge_server.lifecycle.control import RepositoryControl
 from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.poll import PollControl
 from edge_server.lifecycle.records import AcceptedCopies, Deployments, ModelTable
 from edge_server.model_config.config import Completion
 from edge_server.pipeline.contracts import check_replacement

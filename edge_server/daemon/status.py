@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edge_server.board.update import RecordFile
 from edge_server.cameras.status import CameraState
 from edge_server.inference.registry import UNLOADED, ModelState
-from edge_server.lifecycle.control import PollControl
+from edge_server.lifecycle.poll import PollControl
 from edge_server.pipeline.event_log import Event, LastingEvents
 from edge_server.process.disk import state_directory
 from edge_server.process.sd_notify import notify

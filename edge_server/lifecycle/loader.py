@@ -25,7 +25,8 @@ from edge_server.repository.content import manifest_and_signature
 from edge_server.repository.scan import NAME_RULE, files_in, is_model_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from edge_server.inference.registry import ModelEntry
     from edge_server.lifecycle.lifecycle import ModelLifecycle
@@ -35,9 +36,8 @@ if TYPE_CHECKING:
     from edge_server.requests import Cancellation
 
     Found = dict[str, ModelSpec | LoadFailure]
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
+log = logging.getLogger(__name__)
 
 # Between two attempts: a plan may have been built by `edge-server plan refresh`, or memory is free.
 _FIRST_PAUSE_S = 5.0
@@ -149,8 +149,6 @@ class TakeOver:
                 return built
             return lifecycle.publish({name: built}).get(name)
 
-
-log = logging.getLogger(__name__)
 
 # Stands in texts for the directory of the files that a client has sent.
 _SENT = Path("(files of the request)")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edge_server.inference.otlp import SpanSender
     from edge_server.inference.registry import ModelEntry
     from edge_server.lanes.types import LaneFrame
-    from edge_server.lifecycle.control import PollControl
+    from edge_server.lifecycle.poll import PollControl
     from edge_server.pipeline.lane_pipeline import LanePipeline
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.process.histogram import Distribution

@@ -14,9 +14,9 @@ from unit.lifecycle.board import CONFIG, TIMEOUT_S
 
 from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.control import PollControl
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.poll import PollControl
 from edge_server.lifecycle.records import AcceptedCopies, Deployments
 from edge_server.repository.store import ModelStore
 

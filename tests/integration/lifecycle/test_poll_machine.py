@@ -22,9 +22,9 @@ from edge_server.errors import NotFound, Unavailable
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.control import PollControl
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.poll import PollControl
 from edge_server.lifecycle.records import AcceptedCopies, Deployments
 from edge_server.repository.store import ModelStore
 from edge_server.requests import InferRequest

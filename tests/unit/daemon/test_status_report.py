@@ -10,7 +10,7 @@ from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import LaneRate, StatusReport
 from edge_server.inference.registry import ModelEntry, ModelState
 from edge_server.lanes.agreement import Disagreement, LaneVerdict
-from edge_server.lifecycle.control import PollControl
+from edge_server.lifecycle.poll import PollControl
 from edge_server.pipeline.event_log import EventLog
 from edge_server.settings import NetworkSection
 

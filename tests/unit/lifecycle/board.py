@@ -10,8 +10,8 @@ from edge_server.lifecycle.build import Build, MemoryBudget
 from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.poll import Updates
 from edge_server.lifecycle.records import AcceptedCopies, Deployments
-from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.scan import look
 from edge_server.repository.store import ModelStore

@@ -18,11 +18,11 @@ from edge_server.errors import InternalError, NotFound
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle import updates
+from edge_server.lifecycle import poll
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
+from edge_server.lifecycle.poll import Updates
 from edge_server.lifecycle.records import AcceptedCopies, Deployments
-from edge_server.lifecycle.updates import Updates
 from edge_server.repository.change_detector import Change
 from edge_server.repository.scan import ModelTree, look
 from edge_server.repository.store import ModelStore
@@ -163,7 +163,7 @@ def test_one_model_loads_at_a_time_and_one_that_hangs_holds_the_others_up_for_a_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for number, timeout_s in ("7", TIMEOUT_S), ("8", 0.01):
-        monkeypatch.setattr(updates, "LOAD_TIMEOUT_S", timeout_s)
+        monkeypatch.setattr(poll, "LOAD_TIMEOUT_S", timeout_s)
         hangs = gate("m")
         bench.change("m", COUNTED, number)
         assert hangs.reached.wait(TIMEOUT_S)

@@ -1,8 +1,9 @@
-"""Updates from the repository, in mode POLL: stage a change, load it, report and commit it."""
+"""Mode POLL follows the repositories: a change is detected, staged, loaded and committed."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from contextlib import ExitStack
@@ -16,13 +17,18 @@ from edge_server.errors import (
     Unavailable,
     may_pass,
 )
+from edge_server.inference.registry import ModelState
+from edge_server.lifecycle.control import RepositoryControl, cannot_be_loaded
 from edge_server.lifecycle.deployment import Loading, Uncopied, Waiting
 from edge_server.lifecycle.model_spec import LoadFailure
-from edge_server.process.threads import GivenUp, start_thread
+from edge_server.process.threads import GivenUp, Worker, start_thread
+from edge_server.repository.change_detector import ChangeDetector, InotifyWatch
 from edge_server.repository.content import TornModel
+from edge_server.repository.scan import Repositories, is_model_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from pathlib import Path
 
     from edge_server.lifecycle.deployment import Delivery, ModelRecord
     from edge_server.lifecycle.loader import RepositoryLoader
@@ -34,8 +40,154 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FIRST_SCANS_S = 0.2
+# The number of scans that a slow disk gets at the first start, however long they take.
+_FIRST_SCANS = 5
+# The scan interval while a model is changing, so that the wait for the next poll does not add to
+# the settling time.
+_SETTLING_S = 0.5
 # A longer load hangs or is of a slow model; the other models must not wait for it.
 LOAD_TIMEOUT_S = 20.0
+
+
+class PollControl(RepositoryControl):
+    """The control of mode POLL: follows the repositories, and refuses requests as NONE. It scans
+    every `poll_s` seconds, more often while a model is changing; inotify only makes a scan start
+    earlier.
+
+    Args:
+        poll_s: 0 scans until the models of the start are complete, and never again.
+        settle_s: for how long a model's files must be unchanged.
+        exit_on_error: a model that fails to load before any model has served ends the daemon."""
+
+    def __init__(
+        self,
+        loader: RepositoryLoader,
+        deployments: Deployments,
+        repositories: Sequence[Path],
+        *,
+        poll_s: float,
+        settle_s: float,
+        exit_on_error: bool = True,
+    ) -> None:
+        super().__init__(loader, exit_on_error=exit_on_error)
+        # No deadline: a disk that hangs must not end the process, as the loaded models still serve.
+        self.worker = Worker("repository", self._tick, deadline_s=math.inf)
+        self.updates = Updates(loader, deployments)
+        self.deployments = deployments
+        self._repositories = tuple(repositories)
+        self._poll_s = poll_s or math.inf
+        # Enough for every complete model, and for one whose last file was just written.
+        self._first_timeout_s = 2 * settle_s + 1.0
+        # Used by `start`, then by the worker alone.
+        self._change_detector = ChangeDetector(self._repositories, settle_s)
+        self._inotify_watch = InotifyWatch(repositories)
+        self._scanned_s = time.monotonic()
+        self._next_s = 0.0
+        self._arrived: set[str] = set()
+        self._kept: frozenset[str] = frozenset()
+
+    def start(self, stop: threading.Event | None = None) -> None:
+        """Load the last known good models; without any, load the models of the repositories, but
+        for those whose files keep changing. Raises ModelConfigError where no model has served yet,
+        and one fails to load or a repository cannot be read."""
+        self._loader.take_over.start()
+        if not self.load_last_good(stop):
+            self._load_first(stop or threading.Event())
+        self.worker.start()
+
+    def load_last_good(self, stop: threading.Event | None) -> bool:
+        """Load the last known good copies of an earlier run; return whether there were any."""
+        kept = self.updates.load_last_good(stop)
+        self._kept = frozenset(kept)
+        self._change_detector.resume({name: copy.source for name, copy in kept.items()})
+        return bool(kept)
+
+    def awaits(self, name: str) -> bool:
+        """Return whether the first scan may still load `name`: the start has loaded last known good
+        copies, and had none of this model or of a member, which the repositories hold."""
+        if not self._kept:
+            return False
+        with self.deployments.lock:
+            specs = self.deployments.get(name).specs
+            needed = {name, *(member for spec in specs for member in self.deployments.below(spec))}
+        lacking = needed - self._kept
+        try:
+            return bool(lacking) and lacking <= Repositories(self._repositories).names().keys()
+        except ModelConfigError:
+            return True  # not mounted yet: the model may be there
+
+    def scan(self, now: float, arrived: Collection[str] = ()) -> bool:
+        """Scan the repositories once and start the updates; return whether a model may still be
+        changing.
+        """
+        changes = self._change_detector.scan(now, arrived)
+        self._change_detector.report_again(self.updates.carry_out(changes))
+        self._scanned_s = time.monotonic()
+        return bool(self._change_detector.changing)
+
+    def poll_age_s(self, now: float) -> float:
+        """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
+        return now - self._scanned_s
+
+    def close(self, timeout_s: float) -> None:
+        """Stop the scans and clear the registry; wait up to `timeout_s` for models that close or
+        load."""
+        until = time.monotonic() + timeout_s
+        # A disk that hangs may block the scan; the models need part of the time, too.
+        self.worker.stop(timeout_s / 2)
+        self.updates.close()
+        super().close(max(0.0, until - time.monotonic()))
+        self._inotify_watch.close()
+        self.deployments.store.close()
+
+    def _tick(self, now: float) -> None:
+        """Called about every second."""
+        self.deployments.commit()
+        # What the store could not copy, or was released from quarantine, is staged again.
+        if again := self.deployments.release_noted() | self.updates.retry(now):
+            self._change_detector.report_again(again)
+            self._next_s = 0.0
+        if now >= self._next_s:
+            changing = self.scan(now, self._arrived)
+            self._arrived = set()
+            self._next_s = now + min(self._poll_s, _SETTLING_S if changing else self._poll_s)
+        arrived = self._inotify_watch.wait(max(0.0, min(1.0, self._next_s - time.monotonic())))
+        if arrived is not None and self._poll_s < math.inf:
+            self._arrived.update(arrived)
+            self._next_s = 0.0
+
+    def _load_first(self, stop: threading.Event) -> None:
+        scans, until = 0, math.inf
+        while self.scan(time.monotonic()):
+            scans += 1
+            until = min(until, time.monotonic() + self._first_timeout_s)
+            if scans > _FIRST_SCANS and time.monotonic() > until:
+                for name in self._change_detector.changing:
+                    log.warning(
+                        "model %s: its files keep changing; the start goes on without it, and it "
+                        "is loaded once they stay as they are",
+                        name,
+                    )
+                break
+            if stop.wait(_FIRST_SCANS_S):
+                return
+        try:
+            Repositories(self._repositories).names()  # raises, as in the other modes
+        except ModelConfigError:
+            if self._exit_on_error:
+                raise
+        while not self.updates.wait_idle(_FIRST_SCANS_S):
+            if stop.is_set():
+                return
+        # As in the other modes, a directory that cannot be a model does not end the daemon.
+        failed = [
+            entry
+            for entry in self.deployments.registry.snapshot.entries.values()
+            if entry.state is ModelState.UNAVAILABLE and is_model_name(entry.name)
+        ]
+        if failed and self._exit_on_error:
+            raise cannot_be_loaded(failed)
 
 
 class QuarantinedModel(ModelConfigError):
