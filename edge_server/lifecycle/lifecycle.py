@@ -140,8 +140,8 @@ class ModelLifecycle:
                 failed[name] = LoadFailure(error, model_spec=spec, misfit=True)
             names = found.ensembles.keys() | found.taken_down.keys()
             former = {n: each for n in names if (each := self.table.get(n).spec) is not None}
-            changed = self._take_down_misfits(found)
-            for built in self._ordered(offered, found):
+            changed = set(found.taken_down)
+            for built in self._fitting(offered, found):
                 name = built.model_spec.name
                 self.table[name].serve(self._with_canary(built, former))
                 changed.add(name)
@@ -322,17 +322,15 @@ class ModelLifecycle:
                 broken[name] = LoadFailure(error, model_spec=built.model_spec)
         return broken
 
-    def _ordered(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
-        """Return the versions to publish: models first, then each ensemble after its members."""
-        models = [built for built in offered.values() if not built.model_spec.is_ensemble]
-        # A serving ensemble is made again, too, when a member changes.
-        return [*models, *(self.build.ensemble(part) for part in found.ensembles.values())]
-
-    def _take_down_misfits(self, found: Fit) -> set[str]:
+    def _fitting(self, offered: Mapping[str, LoadedVersions], found: Fit) -> list[LoadedVersions]:
+        """Take down what no longer fits; return the versions to publish: models first, then each
+        ensemble after its members."""
         self.end_canaries(found.taken_down)
         for name, error in found.taken_down.items():
             self.table[name].take_down(error)
-        return set(found.taken_down)
+        models = [built for built in offered.values() if not built.model_spec.is_ensemble]
+        # A serving ensemble is made again, too, when a member changes.
+        return [*models, *(self.build.ensemble(part) for part in found.ensembles.values())]
 
     # Canaries.
 
@@ -522,8 +520,8 @@ class ModelLifecycle:
         offered: Mapping[str, LoadedVersions],
         found: Fit,
     ) -> None:
-        changed = self._take_down_misfits(found)
-        for built in self._ordered(offered, found):
+        changed = set(found.taken_down)
+        for built in self._fitting(offered, found):
             record = self.table[built.model_spec.name]
             spec, coming = record.spec, record.coming
             goes_back = record.name in rollback.back
