@@ -306,7 +306,7 @@ def _models(configuration: Configuration) -> str:
         if not store.is_dir():
             continue
         try:
-            report, state = read_report(store), StateFile(store).look()
+            report, state = read_report(store), StateFile(store).peek()
         except OSError as error:
             found[str(store)] = {"error": str(error)}
             continue

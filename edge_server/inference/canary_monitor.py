@@ -463,7 +463,7 @@ class CanaryMonitor:
         """Wait, after `stop`, at most `timeout_s` until `on_over` has returned."""
         self._worker.stop(timeout_s)
 
-    def look(self, now: float) -> bool:
+    def check(self, now: float) -> bool:
         """Give the verdict that is due at `now`; True while there is none."""
         self._awake.look(now)
         hangs = (text for each in self.watched if (text := each.hang(self._awake)))
@@ -505,7 +505,7 @@ class CanaryMonitor:
         for mirror in mirrors:
             if not self._over and mirror.wait_s(time.monotonic()) == 0:
                 mirror.step()
-        return self.look(time.monotonic())
+        return self.check(time.monotonic())
 
     def _end(self) -> bool:
         """False where the canary had ended before."""

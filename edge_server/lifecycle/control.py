@@ -131,8 +131,8 @@ class RepositoryControl:
         self._loader.table.registry.failed_start = False
 
     def unload_idle(self, now: float) -> None:
-        """See `IdleModels.look`."""
-        self._loader.idle.look(now)
+        """See `IdleModels.unload_idle`."""
+        self._loader.idle.unload_idle(now)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         self._require_explicit()

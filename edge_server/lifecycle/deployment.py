@@ -241,7 +241,7 @@ class ModelRecord:
 
     # Loading and serving.
 
-    def begin(self, model_spec: ModelSpec, *, explicit: bool) -> bool:
+    def begin_load(self, model_spec: ModelSpec, *, explicit: bool) -> bool:
         """Begin the load of `model_spec`; return False if the same files serve already."""
         self.explicit = self.explicit or explicit
         if self.spec is not None and model_spec.is_same_as(self.spec):

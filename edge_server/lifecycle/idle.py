@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class IdleModels:
-    """Unloads idle models and loads them again. Thread-safe, but for `look`. A model that cannot be
-    loaded again stays idle, with the reason in the index, and its next request tries again.
+    """Unloads idle models and loads them again. Thread-safe, but for `unload_idle`. A model that
+    cannot be loaded again stays idle, with the reason in the index, and its next request tries
+    again.
 
     Args:
         hold: locks the models of these names against other loads.
@@ -58,7 +59,7 @@ class IdleModels:
         self._lock = threading.Lock()
         self._loading: dict[str, Future[str]] = {}
 
-    def look(self, now: float) -> None:
+    def unload_idle(self, now: float) -> None:
         """Unload what has been idle for its time; one thread calls this about every second. A model
         stays while a load or a canary of it, or of an ensemble that uses it, goes on, and while it
         stands in for a configuration that is being prepared."""

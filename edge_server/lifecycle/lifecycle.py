@@ -78,7 +78,7 @@ class ModelLifecycle:
         # Includes ended canaries whose thread has yet to close the predecessor.
         self._canaries: set[CanaryRun] = set()
 
-    def begin(
+    def begin_load(
         self, found: Mapping[str, ModelSpec | LoadFailure], explicit: Collection[str]
     ) -> dict[str, ModelSpec | LoadFailure]:
         """Publish the models of `found` that differ from the serving ones as LOADING; return them.
@@ -93,7 +93,7 @@ class ModelLifecycle:
                     due[name] = read
                     continue
                 record = self.table[name]
-                if record.begin(read, explicit=name in explicit):
+                if record.begin_load(read, explicit=name in explicit):
                     due[name] = read
                 if record.is_loading or name not in due:
                     changed.append(name)
@@ -360,7 +360,7 @@ class ModelLifecycle:
         before = None
         if watched and serving is not None:
             # The former canary may pass at this moment and give up its predecessor.
-            kept = None if former is None else former.take()
+            kept = None if former is None else former.take_predecessor()
             if kept is None:
                 shares = replace(serving, models=_shared(serving.models))
                 before = KeptPredecessor(shares, ensembles, _shared(members))
@@ -443,7 +443,7 @@ class ModelLifecycle:
             record = self.table.get(run.model_spec.name)
             if record.canary is run:
                 record.canary = None
-            before = run.take()
+            before = run.take_predecessor()
         if before is not None:
             before.close()
         with self.table.lock:
@@ -451,29 +451,29 @@ class ModelLifecycle:
 
     # Rollbacks.
 
-    def _taken(self, model_spec: ModelSpec) -> KeptPredecessor | None:
+    def _end_canary(self, model_spec: ModelSpec) -> KeptPredecessor | None:
         """End the canary of `model_spec` and return its predecessor, or None if none is kept."""
         record = self.table.get(model_spec.name)
         run = record.canary
         if run is None or run.model_spec is not model_spec:
             return None
         record.canary = None
-        before = run.take()
+        before = run.take_predecessor()
         run.monitor.stop()
         return before
 
-    def _taken_changed(self, model_specs: Iterable[ModelSpec]) -> dict[str, KeptPredecessor]:
+    def _end_changed_canaries(self, model_specs: Iterable[ModelSpec]) -> dict[str, KeptPredecessor]:
         """Take the predecessors of those specs that are in a canary and changed."""
         return {
             spec.name: before
             for spec in model_specs
             if self.table.get(spec.name).changed_canary(spec) is not None
-            and (before := self._taken(spec)) is not None
+            and (before := self._end_canary(spec)) is not None
         }
 
     def _suspects(self, model_spec: ModelSpec, reason: str) -> _Rollback:
         """Return the models to roll back after `model_spec` failed its canary, which ends."""
-        before = self._taken(model_spec)
+        before = self._end_canary(model_spec)
         if before is None:
             return _Rollback({}, {}, reason)
         name = model_spec.name
@@ -486,11 +486,13 @@ class ModelLifecycle:
         if faults:
             # The fault of the ensemble shows in its members, so the members are at fault.
             bad = [each for each in used if each.name in faults]
-            return _Rollback(self._taken_changed(bad), {name: before}, next(iter(faults.values())))
+            return _Rollback(
+                self._end_changed_canaries(bad), {name: before}, next(iter(faults.values()))
+            )
         if not model_spec.is_ensemble or before.built.model_spec is not model_spec:
             return _Rollback({name: before}, {}, reason)
         return _Rollback(
-            self._taken_changed(used), {name: before}, f"in ensemble '{name}': {reason}"
+            self._end_changed_canaries(used), {name: before}, f"in ensemble '{name}': {reason}"
         )
 
     def _fit_back(
@@ -504,7 +506,7 @@ class ModelLifecycle:
         offered = {**waiting, **{name: before.built for name, before in back.items()}}
         found = self.table.fit(offered, {})
         if not found.refused.keys().isdisjoint(back):
-            back.update(self._taken_changed(self.table.serving_below(model_spec)))
+            back.update(self._end_changed_canaries(self.table.serving_below(model_spec)))
             for before in back.values():
                 offered.update((n, LoadedVersions(each)) for n, each in before.ensembles.items())
             offered.update((name, before.built) for name, before in back.items())

@@ -337,7 +337,7 @@ class RepositoryLoader:
                 if name not in found:
                     raise self._absent(name)
                 if found.keys() <= names:
-                    due = self.lifecycle.begin(found, {name})
+                    due = self.lifecycle.begin_load(found, {name})
                     make = partial(self._make, stop=stop)
                     built = run_parallel("load", self._load_threads, make, due.values())
                     failures = self.lifecycle.publish(dict(zip(due, built, strict=True)))
@@ -368,7 +368,7 @@ class RepositoryLoader:
     ) -> list[ModelEntry]:
         publish = self.lifecycle.publish
         with self._model_locks.hold(found):
-            due = self.lifecycle.begin(found, explicit)
+            due = self.lifecycle.begin_load(found, explicit)
             publish({name: read for name, read in due.items() if isinstance(read, LoadFailure)})
             models = [d for d in due.values() if isinstance(d, ModelSpec) and not d.is_ensemble]
 

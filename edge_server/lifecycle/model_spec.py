@@ -334,7 +334,7 @@ class CanaryRun:
     monitor: CanaryMonitor = field(init=False)
     has_passed: bool = False
 
-    def take(self) -> KeptPredecessor | None:
+    def take_predecessor(self) -> KeptPredecessor | None:
         """Return the predecessor and pass its ownership to the caller."""
         before, self.before = self.before, None
         return before

@@ -35,8 +35,8 @@ from edge_server.repository.scan import (
     files_in,
     is_left_behind,
     is_model_name,
-    look,
     opened,
+    scan_model,
 )
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def reading(
 def require_unchanged(tree: ModelTree) -> None:
     """Raise TornModel if the model is no longer as `tree` says."""
     try:
-        now = look(tree.repository, tree.name, follow_links=tree.follows_links)
+        now = scan_model(tree.repository, tree.name, follow_links=tree.follows_links)
     except OSError as error:
         raise torn(tree) from error
     if now != tree:
@@ -285,7 +285,7 @@ class PrivateCopies:
             keeps changing."""
         with self._lock:
             copy = self._copies.get(directory)
-        if copy is None or copy.tree != _look(directory):
+        if copy is None or copy.tree != _scanned(directory):
             copy = self._made(directory)
             with self._lock:
                 self._copies[directory] = copy
@@ -295,8 +295,8 @@ class PrivateCopies:
     def _made(self, directory: Path) -> _Copy:
         for _ in range(_ATTEMPTS - 1):
             with suppress(TornModel):
-                return _Copy(_look(directory), self._directory)
-        return _Copy(_look(directory), self._directory)
+                return _Copy(_scanned(directory), self._directory)
+        return _Copy(_scanned(directory), self._directory)
 
 
 class _Copy:
@@ -321,9 +321,9 @@ class _Copy:
             ) from error
 
 
-def _look(directory: Path) -> ModelTree:
+def _scanned(directory: Path) -> ModelTree:
     try:
-        return look(directory.parent, directory.name, follow_links=True)
+        return scan_model(directory.parent, directory.name, follow_links=True)
     except OSError as error:
         kind = ModelConfigError if stays(error) else ModelLoadError
         raise kind(
@@ -363,7 +363,7 @@ class Inventory:
 
 def take_inventory(repository: Path, name: str) -> Inventory:
     """Read all files of model `name`; a read error becomes the inventory's fault."""
-    tree = look_at(repository, name)
+    tree = readable_tree(repository, name)
     has_previous = (repository / previous(name)).is_dir()
     if tree.fault:
         return Inventory(name, has_previous=has_previous, fault=tree.fault)
@@ -397,14 +397,14 @@ def usable_tree(repository: Path, name: str) -> ModelTree:
     Raises: ModelConfigError: the model does not exist or is unusable."""
     if not is_model_name(name) or not os.path.lexists(repository / name):
         raise ModelConfigError(f"{repository}: there is no model '{name}'")
-    tree = look_at(repository, name)
+    tree = readable_tree(repository, name)
     tree.require_usable()
     return tree
 
 
-def look_at(repository: Path, name: str) -> ModelTree:
+def readable_tree(repository: Path, name: str) -> ModelTree:
     try:
-        return look(repository, name)
+        return scan_model(repository, name)
     except OSError as error:
         raise ModelConfigError(
             f"{repository}: the model repository cannot be read: {error.strerror}; it must be a "

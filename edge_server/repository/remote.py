@@ -2,7 +2,7 @@
 
 Of an archive that may come from anywhere only files and directories come out: no links, no devices,
 no path that leaves the model, no more bytes than a model may have, and none that a small archive
-could hardly hold. `Incoming.take` checks each path again.
+could hardly hold. `Incoming.add` checks each path again.
 """
 
 from __future__ import annotations

@@ -242,21 +242,21 @@ def models_in(repository: Path) -> list[ModelTree]:
             ]
         if len(names) > MOST_MODELS:
             raise OSError(f"more than {MOST_MODELS} directories")
-        return [_look(descriptor, repository, name) for name in sorted(names)]
+        return [_scan(descriptor, repository, name) for name in sorted(names)]
 
 
-def look(repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
+def scan_model(repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
     """Scan one model's directory; a read error becomes the tree's fault.
     Args: follow_links: True follows links, for a repository whose writers are trusted."""
     with _directory(repository) as descriptor:
-        return _look(descriptor, repository, name, follow_links=follow_links)
+        return _scan(descriptor, repository, name, follow_links=follow_links)
 
 
 def fingerprint(directory: Path) -> Fingerprint:
     """Return the fingerprint of the model in `directory`, which is read in place; links are
     followed."""
     try:
-        tree = look(directory.parent, directory.name, follow_links=True)
+        tree = scan_model(directory.parent, directory.name, follow_links=True)
     except OSError as error:
         return frozenset({(str(error), -1, -1, -1, -1)})
     if tree.fault:
@@ -315,7 +315,7 @@ def _directory(path: Path | str, below: int | None = None, flags: int = 0) -> It
         os.close(descriptor)
 
 
-def _look(descriptor: int, repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
+def _scan(descriptor: int, repository: Path, name: str, *, follow_links: bool = False) -> ModelTree:
     if not is_model_name(name):
         # The name must be printable in the index and over MQTT.
         name = shown(name)

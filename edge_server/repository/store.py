@@ -29,7 +29,7 @@ from edge_server.repository.content import (
     remove,
     seal,
 )
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store_state import (
     ChannelMark,
     KeptCopy,
@@ -68,7 +68,7 @@ class StagedModel:
     @cached_property
     def fingerprint(self) -> Fingerprint:
         try:
-            tree = look(self.directory.parent, self.name)
+            tree = scan_model(self.directory.parent, self.name)
         except OSError as error:
             raise ModelLoadError(f"{self.directory}: {error.strerror or error}") from error
         if tree.fault:
@@ -125,7 +125,7 @@ class Copies:
         read now, for example because the disk fails or too many files are open; the copy may be
         intact."""
         try:
-            tree = look(self._finished / kept.key, name)
+            tree = scan_model(self._finished / kept.key, name)
             if tree.fault:
                 return None if tree.directory.is_dir() else False
             content = content_of(tree)
@@ -135,7 +135,7 @@ class Copies:
             return None
         return (content.key(name), content.digest) == (kept.key, kept.digest)
 
-    def begin(self, size_bytes: int) -> Path:
+    def make_place(self, size_bytes: int) -> Path:
         place = Path(tempfile.mkdtemp(dir=self._incoming))
         self._sizes[place.name] = size_bytes
         return place
@@ -177,7 +177,7 @@ class Copies:
             try:
                 turn = int((self._finished / key).stat().st_mtime)
                 for directory in (self._finished / key).iterdir() if turn else ():
-                    content = content_of(look(directory.parent, directory.name))
+                    content = content_of(scan_model(directory.parent, directory.name))
                     found.append((directory.name, KeptCopy(content.digest, key, (), turn)))
             except (OSError, ModelConfigError, ModelLoadError) as error:
                 log.warning("model store: copy %s is not used: %s", key, error)
@@ -427,7 +427,7 @@ class ModelStore:
     def release_noted(self) -> dict[str, str]:
         """Release the digests noted in `QuarantineReleases`; return each with its model's name."""
         released = {}
-        for digest in self._quarantine_releases.take():
+        for digest in self._quarantine_releases.pop_all():
             name = self.quarantined_as(digest)
             log.info("model %s: %.12s is released from quarantine", name or "?", digest)
             self.release(digest)
@@ -465,7 +465,7 @@ class ModelStore:
         """Make room for a copy and yield its directory; remove an unfinished copy at the end."""
         with self._lock:
             self._make_room(size_bytes)
-            place = self._copies.begin(size_bytes)
+            place = self._copies.make_place(size_bytes)
         try:
             yield place
         finally:

@@ -327,7 +327,7 @@ class StateFile:
                     )
         return None if lost else StoreState()
 
-    def look(self) -> StoreState:
+    def peek(self) -> StoreState:
         """Return the last state as `read` does, for a process that does not own the store. The
         method changes and logs nothing."""
         for path in (self._path, self._before):

@@ -24,8 +24,8 @@ from edge_server.repository.content import (
     PIECE_BYTES,
     Content,
     hashed,
-    look_at,
     previous,
+    readable_tree,
     reading,
     require_unchanged,
     take_inventory,
@@ -316,7 +316,7 @@ def receive(repository: Path, entries: Iterator[Entry], name: str = "") -> Deliv
     incoming = Incoming(repository, name or (manifest.model if manifest else ""))
     try:
         for entry in chain([first] if first else [], entries):
-            incoming.take(entry)
+            incoming.add(entry)
         if manifest is not None:
             if not name:
                 incoming.complete(manifest)
@@ -349,7 +349,7 @@ class Incoming:
         empty = empty_directories(self._directories - {""}, self._files)
         return Content(dict(self._files), empty)
 
-    def take(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         """Write a directory or a file; return once the data of a file is durable."""
         parts = entry.path.split("/")
         if len(parts) > DEEPEST:
@@ -377,9 +377,9 @@ class Incoming:
         lacking = {*manifest.files, *(manifest.empty_directories or ())}
         lacking -= self._files.keys() | self._directories
         if lacking and os.path.lexists(self._repository / self._name):
-            tree = look_at(self._repository, self._name)
+            tree = readable_tree(self._repository, self._name)
             for entry in entries_of(tree, only=lacking.__contains__):
-                self.take(entry)
+                self.add(entry)
 
     def require(self, manifest: Manifest) -> None:
         """Raises: ModelConfigError: what has come is not as `manifest` says."""
@@ -466,7 +466,7 @@ def to_last_good(repository: Path, name: str, store: Path | None) -> int:
     incoming = Incoming(repository, name)
     try:
         for entry in entries_of(tree):
-            incoming.take(entry)
+            incoming.add(entry)
         if incoming.content.digest != digest:
             raise ModelConfigError(
                 f"{copy}: is damaged: its content is not {digest[:12]}, which was last found "

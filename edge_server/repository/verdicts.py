@@ -154,17 +154,17 @@ class QuarantineReleases:
     def is_left(self, digest: str) -> bool:
         return (self._directory / digest).exists()
 
-    def take(self) -> list[str]:
+    def pop_all(self) -> list[str]:
         """Remove the notes and return their digests; a note that cannot be removed is left out."""
-        taken = []
+        popped = []
         try:
             for note in self._directory.iterdir():
                 if _DIGEST.match(note.name):
                     note.unlink()
-                    taken.append(note.name)
+                    popped.append(note.name)
         except OSError as error:
             log.debug("model store: %s: %s", self._directory, error)
-        return taken
+        return popped
 
 
 class Followed(NamedTuple):
@@ -281,7 +281,7 @@ def wait_for(
 def quarantined_in(store: Path) -> list[Held]:
     """Return the quarantined content without a pending release; an empty list without a store."""
     try:
-        state, releases = StateFile(store).look(), QuarantineReleases(store)
+        state, releases = StateFile(store).peek(), QuarantineReleases(store)
         return [
             Held(digest, state.quarantined_as.get(digest, ""), reason)
             for digest, reason in state.quarantined.items()

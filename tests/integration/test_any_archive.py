@@ -15,7 +15,7 @@ from edge_server.cli.models import faults_of
 from edge_server.repository.content import take_inventory
 from edge_server.repository.manifest import ABOUT_CONTENT, SigningKey, make_keys
 from edge_server.repository.manifest import NAME as MANIFEST
-from edge_server.repository.scan import is_left_behind, look
+from edge_server.repository.scan import is_left_behind, scan_model
 
 names = st.text(
     string.ascii_letters + string.digits + " ._-~äß日'\"$`;&|*?", min_size=1, max_size=8
@@ -58,7 +58,7 @@ def test_what_arrives_is_what_was_sent_and_fits(files: dict[str, bytes]) -> None
         to.mkdir()
         sent = push(model, to)
         assert content(to / "m") == content(model)
-        assert look(to, "m").directories == look(model.parent, "m").directories
+        assert scan_model(to, "m").directories == scan_model(model.parent, "m").directories
         inventory = take_inventory(to, "m")
         assert faults_of(inventory) == []
         assert push(model, to).outcome == "unchanged"
@@ -79,7 +79,7 @@ def test_any_one_bit_or_file_that_changes_is_found(
         public = make_keys(Path(folder) / "key")
         push(model, to, key=SigningKey(Path(folder) / "key"))
         assert faults_of(take_inventory(to, "m"), [public]) == []
-        there = [file.path for file in look(to, "m").files]
+        there = [file.path for file in scan_model(to, "m").files]
         path = to / "m" / data.draw(st.sampled_from(there))
         how = data.draw(st.sampled_from(["bit", "cut", "remove", "add"]))
         before = path.read_bytes()

@@ -19,7 +19,7 @@ from edge_server.repository.content import (
     remove,
     seal,
 )
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def outside(tmp_path: Path) -> Path:
 
 
 def of(model: Path) -> ModelTree:
-    return look(model.parent, model.name)
+    return scan_model(model.parent, model.name)
 
 
 def grow(model: Path) -> None:
@@ -191,7 +191,7 @@ def test_what_cannot_be_read_is_an_error(model: Path) -> None:
 def test_the_copy_of_a_model_is_equal_to_it(model: Path, tmp_path: Path) -> None:
     content = copy_model(of(model), tmp_path / "m")
     seal(tmp_path / "m")
-    assert content_of(look(tmp_path, "m")) == content == content_of(of(model))
+    assert content_of(scan_model(tmp_path, "m")) == content == content_of(of(model))
     assert content.empty == ("2",)
     remove(tmp_path / "m")
     assert not (tmp_path / "m").exists()

@@ -15,7 +15,7 @@ import pytest
 from support.dropping_disk import TRACED, DroppingDisk
 
 from edge_server.repository.content import content_of
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store import ModelStore, StagedModel
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class Bench:
         store = ModelStore(self.base, boot="1")
         for content in "abc":
             self.write("m", content * 100)
-            self.old = store.stage(look(self.repository, "m"))
+            self.old = store.stage(scan_model(self.repository, "m"))
             store.commit(self.old)
         self.write("other", "other")
-        self.other = store.stage(look(self.repository, "other"))
+        self.other = store.stage(scan_model(self.repository, "other"))
         store.commit(self.other)
         store.quarantine("1" * 64, "long ago")
         # What a process that died has left: a load, a copy half made, and one that nobody knows.
@@ -139,7 +139,7 @@ def everywhere(bench: Bench, calls: list[Call], injected: str) -> list[tuple[Cal
 def require_valid(bench: Bench, directory: Path, at: str) -> str:
     """Open the store anew, and go on with it; what served last of `m`."""
     for place in (directory / "copies").iterdir():
-        keys = [content_of(look(place, path.name)).key(path.name) for path in place.iterdir()]
+        keys = [content_of(scan_model(place, path.name)).key(path.name) for path in place.iterdir()]
         assert keys == [place.name] or place.name == UNKNOWN, at
     store = ModelStore(directory, boot="1")
     try:
@@ -155,7 +155,7 @@ def require_valid(bench: Bench, directory: Path, at: str) -> str:
         assert not list((directory / "incoming").iterdir()), at
         # One death is not two.
         assert not store.quarantined(good["m"].digest), at
-        again = store.stage(look(bench.repository, "m"))
+        again = store.stage(scan_model(bench.repository, "m"))
         with store.loading(again):
             store.commit(again)
     finally:

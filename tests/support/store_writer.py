@@ -15,21 +15,21 @@ import sys
 from pathlib import Path
 
 from edge_server.errors import InternalError, SettingsError, Unavailable
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store import ModelStore
 
 
 def write(directory: Path, repository: Path) -> int:
     try:
         store = ModelStore(directory, boot="1")
-        staged = store.stage(look(repository, "m"))
+        staged = store.stage(scan_model(repository, "m"))
         with store.loading(staged):
             pass
         store.commit(staged)
         store.quarantine("0" * 64, "it answers nonsense")
         store.release("1" * 64)
         store.forget("other")
-        store.stage(look(repository, "m"))
+        store.stage(scan_model(repository, "m"))
     except (InternalError, SettingsError, Unavailable):
         return 3
     return 0

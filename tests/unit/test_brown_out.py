@@ -18,7 +18,7 @@ from edge_server.board.update import RecordFile, UpdateRecord
 from edge_server.errors import ModelConfigError
 from edge_server.inference.tracing import Sampler, TraceFile, TraceRule
 from edge_server.pipeline.event_log import Event, EventLog
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store import ModelStore
 from edge_server.repository.store_state import StateFile
 from edge_server.repository.verdicts import GOOD, Verdict, VerdictFile, read_report
@@ -44,7 +44,7 @@ def stores(repository: Path, tmp_path: Path) -> Callable[[], Path]:
     (repository / "m/config.pbtxt").write_text("")
     for content in ("old", "new"):
         (repository / "m/1/model.py").write_text(content)
-        store.commit(store.stage(look(repository, "m")))
+        store.commit(store.stage(scan_model(repository, "m")))
     store.quarantine("1" * 64, "nonsense", "m")
     store.close()
     numbers = iter(range(10_000))
@@ -76,18 +76,18 @@ def test_a_store_with_a_torn_state_serves_from_the_state_before(
 def test_no_torn_state_is_taken_for_a_whole_one(tmp_path: Path, stores: Callable[[], Path]) -> None:
     directory = stores()
     whole = (directory / "state.json").read_bytes()
-    before = StateFile(directory).look()
+    before = StateFile(directory).peek()
     (directory / "state.before.json").unlink()
     for data in torn(whole):
         (directory / "state.json").write_bytes(data)
-        assert StateFile(directory).look() in (before, type(before)())
-        assert data == whole or StateFile(directory).look() == type(before)()
+        assert StateFile(directory).peek() in (before, type(before)())
+        assert data == whole or StateFile(directory).peek() == type(before)()
 
 
 def test_a_torn_copy_of_a_model_does_not_serve(stores: Callable[[], Path]) -> None:
     for data in torn(b"new"):
         directory = stores()
-        state = StateFile(directory).look()
+        state = StateFile(directory).peek()
         model = directory / "copies" / state.models["m"][0].key / "m/1/model.py"
         model.parent.chmod(0o700)
         model.chmod(0o600)

@@ -194,7 +194,7 @@ class Canary:
     def look(self, now: float = 1.0) -> list[str]:
         """Look at `now`, after the process did not run since the last look."""
         self.looked = now
-        self.monitor.look(now)
+        self.monitor.check(now)
         return self.verdicts
 
     def look_on(self, until: float) -> list[str]:

@@ -13,7 +13,7 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.poll import Updates
 from edge_server.lifecycle.records import AcceptedCopies, Deployments
 from edge_server.repository.change_detector import Change
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store import ModelStore
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Board:
     def deliver(self, number: int, config: str = CONFIG, name: str = "m") -> None:
         directory = self.write_model(name, config)
         (directory / "1" / "add").write_text(f"{number}")
-        self.carry_out(Change(name, look(self.repository, name)))
+        self.carry_out(Change(name, scan_model(self.repository, name)))
 
     def carry_out(self, change: Change) -> None:
         assert self.updates.carry_out([change]) == []

@@ -26,7 +26,7 @@ from edge_server.lifecycle.poll import Updates
 from edge_server.lifecycle.records import AcceptedCopies, Deployments
 from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store import ModelStore
 from edge_server.repository.verdicts import (
     GOOD,
@@ -92,7 +92,7 @@ class CanaryBoard(Board):
         self.table.commit()
         self.later_s += LATER_S  # every pause is over
         for name in self.updates.retry(self.later_s):
-            self.carry_out(Change(name, look(self.repository, name)))
+            self.carry_out(Change(name, scan_model(self.repository, name)))
         assert self.updates.wait_idle(30.0)
 
 
@@ -151,7 +151,7 @@ class Machine(RuleBasedStateMachine):
     def bring(self, number: int, config: str) -> None:
         self.board.write_model("m", config)
         (self.board.repository / "m" / "1" / "add").write_text(f"{number}")
-        tree = look(self.board.repository, "m")
+        tree = scan_model(self.board.repository, "m")
         self.delivered = content_of(tree).digest
         self.contents[self.delivered] = (number, config)
         self.board.carry_out(Change("m", tree))
@@ -179,7 +179,7 @@ class Machine(RuleBasedStateMachine):
         self.quarantined.discard(digest)
         self.board.store.release(digest)
         if self.outcome[0] in (REFUSED, ROLLED_BACK) and self.outcome[1] == digest:
-            self.board.carry_out(Change("m", look(self.board.repository, "m")))
+            self.board.carry_out(Change("m", scan_model(self.board.repository, "m")))
             self.expect_staged()
 
     @rule(has_memory=st.booleans())

@@ -21,7 +21,7 @@ from edge_server.lifecycle.records import ModelTable
 from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
 from edge_server.repository.manifest import Manifest
-from edge_server.repository.scan import Repositories, look
+from edge_server.repository.scan import Repositories, scan_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,10 +157,10 @@ def deliver_with_manifest(board: Board, number: int, config: str, *, allow: bool
     directory = board.write_model("m", config)
     (directory / "1" / "add").write_text(str(number))
     (directory / "manifest.json").unlink(missing_ok=True)
-    tree = look(board.repository, "m")
+    tree = scan_model(board.repository, "m")
     made = Manifest("m", dict(content_of(tree).files), allow_interface_change=allow)
     (directory / "manifest.json").write_bytes(made.encode())
-    board.carry_out(Change("m", look(board.repository, "m")))
+    board.carry_out(Change("m", scan_model(board.repository, "m")))
 
 
 def test_the_manifest_allows_it_too_for_its_own_content(board: Board) -> None:

@@ -30,7 +30,7 @@ def spec(staged: StagedModel | None = None) -> ModelSpec:
 
 def serve(record: ModelRecord, staged: StagedModel) -> None:
     model_spec = spec(staged)
-    record.begin(model_spec, explicit=True)
+    record.begin_load(model_spec, explicit=True)
     record.serve(LoadedVersions(model_spec))
 
 

@@ -24,7 +24,7 @@ from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.poll import Updates
 from edge_server.lifecycle.records import AcceptedCopies, Deployments
 from edge_server.repository.change_detector import Change
-from edge_server.repository.scan import ModelTree, look
+from edge_server.repository.scan import ModelTree, scan_model
 from edge_server.repository.store import ModelStore
 from edge_server.repository.verdicts import GOOD, ON_TRIAL, ROLLED_BACK, WAITS
 from edge_server.requests import InferRequest
@@ -73,7 +73,7 @@ class Bench:
         (directory / "1").mkdir(parents=True, exist_ok=True)
         (directory / "config.pbtxt").write_text(TENSORS + config)
         (directory / "1" / "add").write_text(number)
-        assert not self.updates.carry_out([Change(name, look(self.repository, name))])
+        assert not self.updates.carry_out([Change(name, scan_model(self.repository, name))])
 
     def changed(self, name: str, config: str, number: str) -> None:
         self.change(name, config, number)
@@ -147,7 +147,7 @@ def test_a_copy_that_is_made_while_an_earlier_change_is_applied_is_loaded(
 
     def changes() -> Iterator[Change]:
         (bench.repository / "m" / "1" / "add").write_text("8")
-        yield Change("m", look(bench.repository, "m"))
+        yield Change("m", scan_model(bench.repository, "m"))
         before_load.open()
         assert bench.updates.wait_idle(TIMEOUT_S)
 
@@ -243,8 +243,8 @@ IDLE = COUNTED + ' parameters { key: "idle_unload_s" value { string_value: "60" 
 
 def unload_idle(bench: Bench) -> None:
     now = time.monotonic()
-    bench.loader.idle.look(now)
-    bench.loader.idle.look(now + 61)
+    bench.loader.idle.unload_idle(now)
+    bench.loader.idle.unload_idle(now + 61)
 
 
 @pytest.mark.parametrize("ends", ["passes", "fails"])
@@ -332,7 +332,7 @@ def test_what_is_staged_again_before_its_rollback_is_not_loaded_again(
     assert model_spec is not None
 
     def changes() -> Iterator[Change]:
-        yield Change("m", look(bench.repository, "m"))
+        yield Change("m", scan_model(bench.repository, "m"))
         assert bench.loader.lifecycle.roll_back(model_spec, "slow")
 
     assert not bench.updates.carry_out(changes())
@@ -383,7 +383,7 @@ def test_a_member_that_is_removed_while_its_ensemble_is_read_does_not_serve(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.changed("m", COUNTED, "7")
-    forgotten, begin = threading.Event(), bench.loader.lifecycle.begin
+    forgotten, begin = threading.Event(), bench.loader.lifecycle.begin_load
     monkeypatch.setattr(bench.store, "forget", lambda _name: forgotten.set())
 
     def begin_late(*arguments: Any) -> Any:
@@ -392,7 +392,7 @@ def test_a_member_that_is_removed_while_its_ensemble_is_read_does_not_serve(
             assert forgotten.wait(TIMEOUT_S)
         return begin(*arguments)
 
-    monkeypatch.setattr(bench.loader.lifecycle, "begin", begin_late)
+    monkeypatch.setattr(bench.loader.lifecycle, "begin_load", begin_late)
     bench.changed("e", ENSEMBLE, "")
     table = bench.table
     assert (table.serving_spec("m"), table.serving_spec("e")) == (None, None)

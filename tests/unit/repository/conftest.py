@@ -8,7 +8,7 @@ import pytest
 from support.deliveries import make_model  # noqa: F401 - a fixture
 from unit.repository.stores import die
 
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store import ModelStore
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def write(repository: Path) -> Write:
                 place.mkdir()
             else:
                 place.write_bytes(content)
-        return look(repository, name)
+        return scan_model(repository, name)
 
     return write
 

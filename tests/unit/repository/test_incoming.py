@@ -9,7 +9,7 @@ from unit.repository.verdict_writer import Verdicts
 
 from edge_server.errors import ModelConfigError
 from edge_server.repository.content import remove
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store import ModelStore
 from edge_server.repository.transfer import to_last_good
 
@@ -27,7 +27,7 @@ def good(make_model: MakeModel, repository: Path, tmp_path: Path) -> Iterator[St
     """The copy of a model that a daemon which follows `repository` has found good."""
     made, place = make_model(), tmp_path / "store"
     store = ModelStore(place)
-    staged = store.stage(look(made.parent, made.name))
+    staged = store.stage(scan_model(made.parent, made.name))
     Verdicts(place, [repository]).is_good("m", staged.digest, staged.directory)
     yield staged
     store.close()

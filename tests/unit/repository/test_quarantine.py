@@ -10,7 +10,7 @@ from support.deliveries import push
 from edge_server.cli.main import run_command
 from edge_server.cli.models import local_listing, rows
 from edge_server.errors import InternalError, NotFound
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store import ModelStore
 from edge_server.repository.verdicts import quarantined_in, release
 
@@ -97,7 +97,9 @@ def test_the_list_shows_what_is_in_quarantine_and_why(
 ) -> None:
     push(make_model("p"), repository)
     daemon = ModelStore(store)
-    daemon.quarantine(daemon.stage(look(repository, "p")).digest, "rolled back: 3 failed", "p")
+    daemon.quarantine(
+        daemon.stage(scan_model(repository, "p")).digest, "rolled back: 3 failed", "p"
+    )
     daemon.close()
     (row,) = rows(local_listing(repository, store))
     assert row["quarantine"] == "rolled back: 3 failed"

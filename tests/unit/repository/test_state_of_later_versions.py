@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.store import ModelStore
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def store(tmp_path: Path) -> Path:
     (model / "config.pbtxt").write_text("")
     (model / "1/model.py").write_text("good")
     store = ModelStore(tmp_path / "store", boot="1")
-    store.commit(store.stage(look(model.parent, "m")))
+    store.commit(store.stage(scan_model(model.parent, "m")))
     store.quarantine("1" * 64, "long ago")
     store.close()
     return tmp_path / "store"

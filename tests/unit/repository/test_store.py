@@ -18,7 +18,7 @@ from edge_server.errors import (
 )
 from edge_server.repository import store as store_module
 from edge_server.repository.manifest import Manifest, ManifestFile
-from edge_server.repository.scan import files_in, look
+from edge_server.repository.scan import files_in, scan_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ def test_a_copy_is_what_the_repository_had_and_is_read_only(
 def test_what_can_be_executed_still_can(reopened: Open, write: Write, repository: Path) -> None:
     write({"tool": b"", "data": b""})
     (repository / "m/tool").chmod(0o744)
-    staged = reopened().stage(look(repository, "m"))
+    staged = reopened().stage(scan_model(repository, "m"))
     assert os.access(staged.directory / "tool", os.X_OK)
     assert not stat.S_IMODE((staged.directory / "data").stat().st_mode) & 0o111
 
@@ -133,7 +133,7 @@ def test_what_looking_has_found_wrong_is_refused(reopened: Open, write: Write) -
     tree = write({"a": b"x"})
     (tree.directory / "link").symlink_to("a")
     with pytest.raises(ModelConfigError, match="link is a symbolic link"):
-        reopened().stage(look(tree.repository, "m"))
+        reopened().stage(scan_model(tree.repository, "m"))
 
 
 def test_a_name_that_no_text_can_have_is_refused(reopened: Open, write: Write) -> None:
@@ -143,7 +143,7 @@ def test_a_name_that_no_text_can_have_is_refused(reopened: Open, write: Write) -
     except OSError:
         pytest.skip("this file system takes no such name")
     with pytest.raises(ModelConfigError, match=r"\\xff: the name is not UTF-8; rename it"):
-        reopened().stage(look(tree.repository, "m"))
+        reopened().stage(scan_model(tree.repository, "m"))
 
 
 def test_signatures_are_checked_before_and_at_every_start(

@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.repository import scan
 from edge_server.repository.change_detector import read_repositories
-from edge_server.repository.scan import SeenFile, look, opened
+from edge_server.repository.scan import SeenFile, opened, scan_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ def test_every_file_is_seen_with_size_times_and_inode(repository: Path) -> None:
     assert found.directories == ("1", "2")
     assert found.directory == repository / "m"
     assert not found.fault
-    assert look(repository, "m") == found
+    assert scan_model(repository, "m") == found
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_links_that_are_to_be_followed_count_as_what_they_lead_to(
     (repository / "m" / "2").symlink_to(tmp_path / "shared" / "2")
     (repository / "n").symlink_to("m")
     for name in "mn":
-        seen = look(repository, name, follow_links=True)
+        seen = scan_model(repository, name, follow_links=True)
         assert not seen.fault
         assert {file.path: file.size for file in seen.files} == {
             "1/model.onnx": 3,
@@ -98,7 +98,7 @@ def test_links_that_are_to_be_followed_count_as_what_they_lead_to(
         with opened(seen, "2/model.onnx") as file:
             assert os.read(file, 9) == b"abcd"
     (tmp_path / "shared" / "2" / "model.onnx").unlink()
-    fault = look(repository, "m", follow_links=True).fault
+    fault = scan_model(repository, "m", follow_links=True).fault
     assert "1/weights is a symbolic link that leads nowhere; remove it" in fault
 
 
@@ -145,7 +145,7 @@ def test_a_file_whose_name_is_no_text_is_a_fault_that_any_text_can_carry(
     repository: Path, path: str
 ) -> None:
     write(repository / "m" / path)
-    seen = look(repository, "m")
+    seen = scan_model(repository, "m")
     assert r"\xff: the name is not UTF-8; rename it" in seen.fault
     assert seen.fault.encode()
     assert not seen.files
@@ -169,7 +169,7 @@ def test_a_repository_that_is_gone_or_empty_counts_as_unreadable(tmp_path: Path)
 
 
 def test_a_file_is_opened_below_its_model_only(repository: Path, tmp_path: Path) -> None:
-    seen = look(repository, "m")
+    seen = scan_model(repository, "m")
     with opened(seen, "1/model.onnx") as file:
         assert os.read(file, 9) == b"abc"
     # Between the look and the opening a directory becomes a link that leads out.
@@ -184,7 +184,7 @@ def test_a_file_is_opened_below_its_model_only(repository: Path, tmp_path: Path)
 
 
 def test_a_file_that_became_a_link_is_not_opened(repository: Path, tmp_path: Path) -> None:
-    seen = look(repository, "m")
+    seen = scan_model(repository, "m")
     write(tmp_path / "secret", "secret")
     (repository / "m" / "config.pbtxt").unlink()
     (repository / "m" / "config.pbtxt").symlink_to(tmp_path / "secret")
@@ -194,7 +194,7 @@ def test_a_file_that_became_a_link_is_not_opened(repository: Path, tmp_path: Pat
 
 
 def test_a_file_that_became_a_pipe_is_refused(repository: Path) -> None:
-    seen = look(repository, "m")
+    seen = scan_model(repository, "m")
     (repository / "m" / "config.pbtxt").unlink()
     os.mkfifo(repository / "m" / "config.pbtxt")
     with pytest.raises(OSError, match="no regular file"), opened(seen, "config.pbtxt"):

@@ -18,7 +18,7 @@ from edge_server.repository.content import copy_model, take_inventory
 from edge_server.repository.manifest import NAME as MANIFEST
 from edge_server.repository.manifest import SIGNATURE_NAME as SIGNATURE
 from edge_server.repository.manifest import Manifest, SigningKey, make_keys
-from edge_server.repository.scan import look
+from edge_server.repository.scan import scan_model
 from edge_server.repository.transfer import roll_back
 from edge_server.repository.verdicts import REPLACED, SILENT, Verdict
 
@@ -76,7 +76,7 @@ def test_a_model_arrives_whole_with_a_manifest_of_all_its_files(
     assert names(repository) == ["m"]
     assert faults(repository, "m") == []
     said = Manifest.parse((repository / "m" / MANIFEST).read_bytes())
-    assert said.missing(look(repository, "m")) == ""
+    assert said.missing(scan_model(repository, "m")) == ""
     assert not (model / MANIFEST).exists()
 
 
@@ -428,7 +428,7 @@ def test_directories_with_nothing_in_them_are_signed_too(
     with pytest.raises(ModelConfigError, match="which is empty, is"):
         pull("m", local, tmp_path / "pulled")
     with pytest.raises(ModelConfigError, match="which is empty, is"):
-        copy_model(look(repository, "m"), tmp_path / "copy")
+        copy_model(scan_model(repository, "m"), tmp_path / "copy")
 
 
 @pytest.mark.parametrize("ended", [REPLACED, SILENT])
