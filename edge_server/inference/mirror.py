@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 # hide the failures of others.
 WITHOUT_VERDICT = (Cancelled, DeadlineExceeded, Unavailable)
 # Backends whose models only calculate: running a request twice does no harm.
-_CALCULATE = FRAMEWORK_BACKENDS | {
+_REPEATABLE = FRAMEWORK_BACKENDS | {
     *("onnxruntime", "tensorrt", "image_preprocess", "lane_decode", "identity")
 }
 # The deadline of a replay in the predecessor's queue.
@@ -88,7 +88,7 @@ class ReplayTarget:
         if None in shared:
             result.close()
             return None
-        result.calculates = all(c.is_ensemble or c.backend in _CALCULATE for c in configs[1:])
+        result.calculates = all(c.is_ensemble or c.backend in _REPEATABLE for c in configs[1:])
         batches = [c.max_batch_size for c in configs if c.dynamic_batching]
         result.batch_size = max([1, *batches])
         return result

@@ -277,10 +277,21 @@ class Deployments(ModelTable):
         next call."""
         with self._committing:
             with self.lock:
-                copies = [record.uncommitted for record in self]
-            for copy in copies:
-                if copy is not None and not self.store.quarantined(copy.digest):
-                    self._commit(copy)
+                due = [(r, copy) for r in self if (copy := r.uncommitted) is not None]
+            for record, copy in due:
+                if self.store.quarantined(copy.digest):
+                    continue
+                try:
+                    self.store.commit(copy)
+                except EdgeServerError as error:
+                    with self.lock:
+                        is_news, record.late = not record.late, str(error)
+                    if is_news:
+                        log.warning("model %s: is not kept for a restart: %s", copy.name, error)
+                    continue
+                with self.lock:
+                    record.is_good(copy)
+                log.info("model %s: last known good is now %.12s", copy.name, copy.digest)
         self.report()
 
     def quarantine(self, model_spec: ModelSpec, reason: str, *, only_this: bool) -> None:
@@ -317,20 +328,6 @@ class Deployments(ModelTable):
         with self.lock:
             refused = {record.name for record in self if record.outcome.digest in released}
         return refused | set(released.values())
-
-    def _commit(self, copy: StagedModel) -> None:
-        record = self[copy.name]
-        try:
-            self.store.commit(copy)
-        except EdgeServerError as error:
-            with self.lock:
-                is_news, record.late = not record.late, str(error)
-            if is_news:
-                log.warning("model %s: is not kept for a restart: %s", copy.name, error)
-            return
-        with self.lock:
-            record.is_good(copy)
-        log.info("model %s: last known good is now %.12s", copy.name, copy.digest)
 
     def _by_name(self) -> dict[str, Verdict]:
         with self.lock:
