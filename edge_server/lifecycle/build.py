@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from edge_server.inference.registry import LoadedModel
     from edge_server.lifecycle.model_spec import ModelSpec, Part
     from edge_server.model_config.config import ModelConfig
-    from edge_server.repository.scan import Fingerprint
 
 _MIB = 1 << 20
 DEFAULT_RESERVE_BYTES = 256 * _MIB
@@ -305,40 +304,32 @@ class Build:
 
 
 def _reuse(load: ModelLoad, version: int) -> tuple[Reuse, LoadedModel | None]:
-    """Return the reusable part of the version and its serving model, or NOTHING and None."""
-    serving = load.serving
-    if serving is None or serving.idle:
-        return Reuse.NOTHING, None
-    like = next((model for model in serving.models if model.version == version), None)
-    what = Reuse.NOTHING
-    if like is not None:
-        what = _reusable(load.model_spec, serving.model_spec, version)
-    return what, like if what is not Reuse.NOTHING else None
-
-
-def _reusable(new: ModelSpec, old: ModelSpec, version: int) -> Reuse:
-    """Return which parts of `version`, loaded from `old`, can be reused for `new`. A part is
+    """Return the reusable part of the version and its serving model, or NOTHING and None. A part is
     reusable only if the files are unchanged and the configurations differ in nothing but the
     version policy and the instance groups."""
-    if new.is_ensemble or old.is_ensemble or not _same_files(new, old, version):
-        return Reuse.NOTHING
+    new, serving = load.model_spec, load.serving
+    nothing = Reuse.NOTHING, None
+    if serving is None or serving.idle:
+        return nothing
+    old = serving.model_spec
+    like = next((model for model in serving.models if model.version == version), None)
+    if like is None or old.is_ensemble or new.is_ensemble or not _same_files(new, old, version):
+        return nothing
     ours, theirs = pb.ModelConfig(), pb.ModelConfig()
     for message, spec in ((ours, new), (theirs, old)):
         message.CopyFrom(spec.message)
         message.ClearField("version_policy")
     if ours == theirs:
-        return Reuse.INSTANCES
+        return Reuse.INSTANCES, like
     placements = [_placements(message) for message in (ours, theirs)]
     for message in (ours, theirs):
         message.ClearField("instance_group")
-    if ours != theirs:
-        return Reuse.NOTHING
     is_elsewhere = placements[0] != placements[1]
     # A framework's threads depend on the number of instances; a sequence has its state in one.
     is_bound = new.config.backend in FRAMEWORK_BACKENDS or (
         new.config.backend in PROCESS_BACKENDS and new.config.sequence_batching is not None
     )
-    return Reuse.NOTHING if is_elsewhere or is_bound else Reuse.MODEL
+    return nothing if ours != theirs or is_elsewhere or is_bound else (Reuse.MODEL, like)
 
 
 def _renewed(config: ModelConfig, model_spec: ModelSpec) -> ModelConfig:
@@ -366,18 +357,16 @@ def _placements(message: Any) -> set[Any]:
 
 
 def _same_files(new: ModelSpec, old: ModelSpec, version: int) -> bool:
+    def counts(path: str) -> bool:
+        first = path.partition("/")[0]
+        compared = not (first.isdecimal() or first == CONFIGS_DIRECTORY or path in _NOT_COMPARED)
+        return first == str(version) or compared
+
     if new.fingerprint is None or old.fingerprint is None:
         return False
-    ours = _files_for(new.fingerprint, version)
+    ours, theirs = (
+        {file for file in fingerprint if counts(file[0])}
+        for fingerprint in (new.fingerprint, old.fingerprint)
+    )
     # A size of -1 marks an unreadable file, which never counts as unchanged.
-    return ours == _files_for(old.fingerprint, version) and all(size >= 0 for _, size, *_ in ours)
-
-
-def _files_for(fingerprint: Fingerprint, version: int) -> Fingerprint:
-    return frozenset(file for file in fingerprint if _counts(file[0], version))
-
-
-def _counts(path: str, version: int) -> bool:
-    first = path.partition("/")[0]
-    compared = not (first.isdecimal() or first == CONFIGS_DIRECTORY or path in _NOT_COMPARED)
-    return first == str(version) or compared
+    return ours == theirs and all(size >= 0 for _, size, *_ in ours)

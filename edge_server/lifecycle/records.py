@@ -242,9 +242,15 @@ class Deployments(ModelTable):
 
     def report(self) -> None:
         """Write the verdicts that differ from the written ones."""
+
+        def verdicts() -> dict[str, Verdict]:
+            with self.lock:
+                found = {record.name: record.verdict(self.store.directory) for record in self}
+            return {name: verdict for name, verdict in found.items() if verdict.outcome}
+
         # At the end of the daemon nothing serves any more, which is no news of a model.
         if not self.over:
-            self._verdicts.write(self._by_name)
+            self._verdicts.write(verdicts)
 
     def judge(self, name: str, served: str, text: str) -> None:
         """Note what was found of the serving content of `name` as a candidate for `served`."""
@@ -328,11 +334,6 @@ class Deployments(ModelTable):
         with self.lock:
             refused = {record.name for record in self if record.outcome.digest in released}
         return refused | set(released.values())
-
-    def _by_name(self) -> dict[str, Verdict]:
-        with self.lock:
-            found = {record.name: record.verdict(self.store.directory) for record in self}
-        return {name: verdict for name, verdict in found.items() if verdict.outcome}
 
 
 def _digest_of(model_spec: ModelSpec, copy: StagedModel) -> str:

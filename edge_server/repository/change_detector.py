@@ -70,44 +70,31 @@ class Change:
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """A change that may be incomplete: first seen at `since` (monotonic, s), in `scans` scans.
-    `files` None is a model that is missing."""
-
-    files: FileSet | None
-    since: float
-    scans: int = 1
-
-
-@dataclass(frozen=True)
 class _SeenFiles:
     """The files of one model that the scans found.
 
     Attributes:
         reported: those of the last complete change, and `repository` its repository, None if that
             was of an earlier run; None before the first.
-        candidate: a change that may be incomplete.
+        candidate: those of a change that may be incomplete, None where the model is missing: first
+            found at `since` (monotonic, s), in `scans` scans; 0 without such a change.
     """
 
     reported: FileSet | None = None
     repository: Path | None = None
-    candidate: _Candidate | None = None
+    candidate: FileSet | None = None
+    since: float = 0.0
+    scans: int = 0
 
     def scanned(self, files: FileSet | None, now: float) -> _SeenFiles:
         """Return these files after a scan that found the change `files`."""
-        before = self.candidate
-        if before is None or before.files != files:
-            return replace(self, candidate=_Candidate(files, now))
-        return replace(self, candidate=replace(before, scans=before.scans + 1))
+        if self.scans and self.candidate == files:
+            return replace(self, scans=self.scans + 1)
+        return replace(self, candidate=files, since=now, scans=1)
 
     def is_settled(self, now: float, window_s: float) -> bool:
         """Return whether the candidate has been stable long enough."""
-        candidate = self.candidate
-        return (
-            candidate is not None
-            and candidate.scans >= _SCANS
-            and now - candidate.since >= window_s
-        )
+        return self.scans >= _SCANS and now - self.since >= window_s
 
 
 _UNSEEN = _SeenFiles()
@@ -139,7 +126,7 @@ class ChangeDetector:
     @property
     def changing(self) -> list[str]:
         """The models with a change that may be incomplete, sorted."""
-        return sorted(name for name, files in self._seen.items() if files.candidate is not None)
+        return sorted(name for name, files in self._seen.items() if files.scans)
 
     def resume(self, models: Mapping[str, tuple[SeenFile, ...]]) -> None:
         """Begin with the files that these models serve already, from an earlier run. A model that
@@ -188,7 +175,7 @@ class ChangeDetector:
             if name in now_seen or before.reported is None:
                 continue
             if unreadable and (before.repository is None or before.repository in unreadable):
-                now_seen[name] = replace(before, candidate=None)
+                now_seen[name] = replace(before, scans=0)
                 continue
             after = before.scanned(None, now)
             if after.is_settled(now, self._window_s):
