@@ -225,6 +225,7 @@ class Machine(RuleBasedStateMachine):
             if self.outcome == (ON_TRIAL, self.serves):
                 self.expect(ROLLED_BACK, self.serves)
             self.serves, self.before = self.before, ""
+            self.expect_committed()
 
     @rule()
     def remove(self) -> None:
