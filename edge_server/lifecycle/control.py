@@ -82,7 +82,8 @@ class RepositoryControl:
         ModelLoadError where every failure may pass."""
         self._loader.take_over.start()
         try:
-            failed = self.load_first(stop)
+            with self._loader.until(stop):
+                failed = self.load_first()
         except ModelConfigError as error:
             if self._exit_on_error:
                 raise
@@ -97,11 +98,11 @@ class RepositoryControl:
         del name
         return False
 
-    def load_first(self, stop: threading.Event | None = None) -> list[ModelEntry]:
+    def load_first(self) -> list[ModelEntry]:
         """Load the models of the start, and return the entries of the models that failed."""
         if self._explicit and ALL not in self._load_at_start:
-            return self._loader.load_named(self._load_at_start, stop)
-        return self._loader.load_all(stop)
+            return self._loader.load_named(self._load_at_start)
+        return self._loader.load_all()
 
     @property
     def loads_on_request(self) -> bool:
@@ -120,10 +121,18 @@ class RepositoryControl:
         if not is_model_name(name):
             raise _not_polled(name)
         override = self._override(name, options)
+        staged = None if override is None else override.staged
+        failures: Mapping[str, LoadFailure] | None = None
         try:
-            failures = self._load(name, override, options)
+            failures = self._loader.load(
+                name, override, within=options.within, cancellation=options.cancellation
+            )
         except NotFound as error:
             raise _not_polled(name) from error
+        finally:
+            # A loaded model holds the files that it needs.
+            if staged is not None and (failures is None or name in failures):
+                staged.remove()
         if failures:
             raise _load_error(name, failures)
         if why := self._loader.idle.wake(name):
@@ -171,24 +180,6 @@ class RepositoryControl:
             raise InternalError(
                 f"file parameters cannot be kept: {error}; name another directory in TMPDIR"
             ) from error
-
-    def _load(
-        self, name: str, override: Override | None, options: LoadOptions
-    ) -> Mapping[str, LoadFailure]:
-        failures: Mapping[str, LoadFailure] | None = None
-        try:
-            failures = self._loader.load(
-                name, override, within=options.within, cancellation=options.cancellation
-            )
-            return failures
-        finally:
-            # A loaded model holds the files that it needs.
-            if (
-                override is not None
-                and override.staged is not None
-                and (failures is None or name in failures)
-            ):
-                override.staged.remove()
 
     def _require_explicit(self) -> None:
         if not self._explicit:

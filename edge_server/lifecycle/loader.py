@@ -271,7 +271,9 @@ class RepositoryLoader:
         load_retries: number of further attempts for a model that cannot be loaded; none is made
             once the model is unloaded or replaced.
         signatures: checks every model before its configuration is read; None accepts all models.
-        kept: see `IdleModels`."""
+        kept: see `IdleModels`.
+
+    Attributes: stop: see `until`."""
 
     def __init__(
         self,
@@ -291,26 +293,33 @@ class RepositoryLoader:
         self._load_threads = load_threads
         self._load_retries = load_retries
         self._signatures = signatures
+        self.stop = threading.Event()
         self._model_locks = ModelLocks()
         self.take_over = TakeOver(lifecycle, self._model_locks.hold)
-        anew = partial(self._make_model, stop=None, builds=True)
+        anew = partial(self._make_model, builds=True)
         self.idle = IdleModels(lifecycle, self._model_locks.hold, anew, kept)
 
-    def load_all(self, stop: threading.Event | None = None) -> list[ModelEntry]:
+    @contextmanager
+    def until(self, stop: threading.Event | None) -> Iterator[None]:
+        """Load no further model inside the block once `stop` is set, and give up loads that go on;
+        for the start."""
+        self.stop = stop or threading.Event()
+        try:
+            yield
+        finally:
+            self.stop = threading.Event()
+
+    def load_all(self) -> list[ModelEntry]:
         """Load every model of the repositories; see `load_named`."""
         models = self.source.all()
-        return self._load_each(
-            {n: self._read(n, files) for n, files in models.items()}, models, stop
-        )
+        return self._load_each({n: self._read(n, files) for n, files in models.items()}, models)
 
-    def load_named(
-        self, names: Collection[str], stop: threading.Event | None = None
-    ) -> list[ModelEntry]:
+    def load_named(self, names: Collection[str]) -> list[ModelEntry]:
         """Load the named models and their members, and publish each as soon as it is loaded; return
-        an entry of each model that failed. Once `stop` is set, no further model is loaded."""
+        an entry of each model that failed."""
         found = self._read_with_members(names)
         absent = {n: LoadFailure(self._absent(n)) for n in names if n not in found}
-        return self._load_each({**found, **absent}, names, stop)
+        return self._load_each({**found, **absent}, names)
 
     def load(
         self,
@@ -319,14 +328,13 @@ class RepositoryLoader:
         *,
         within: str = "",
         cancellation: Cancellation | None = None,
-        stop: threading.Event | None = None,
     ) -> dict[str, LoadFailure]:
         """Load or reload `name` and its members; an unchanged model stays as it is. Returns the
         failures by model name; the predecessor of each failed model still serves.
 
         Args:
             within: the model that requests the load, possibly during its own load.
-            cancellation: of the request; a load that has begun continues, until `stop`.
+            cancellation: of the request; a load that has begun continues.
 
         Raises: NotFound: no repository holds the model. Cancelled, Unavailable: see
             `ModelLocks.hold`."""
@@ -338,8 +346,7 @@ class RepositoryLoader:
                     raise self._absent(name)
                 if found.keys() <= names:
                     due = self.lifecycle.begin_load(found, {name})
-                    make = partial(self._make, stop=stop)
-                    built = run_parallel("load", self._load_threads, make, due.values())
+                    built = run_parallel("load", self._load_threads, self._make, due.values())
                     failures = self.lifecycle.publish(dict(zip(due, built, strict=True)))
                     self.take_over.watch(found)
                     return failures
@@ -363,9 +370,7 @@ class RepositoryLoader:
         if not self._model_locks.end(max(0.0, until - time.monotonic())):
             log.warning("repository: still loading after %.1f s", timeout_s)
 
-    def _load_each(
-        self, found: Found, explicit: Collection[str], stop: threading.Event | None
-    ) -> list[ModelEntry]:
+    def _load_each(self, found: Found, explicit: Collection[str]) -> list[ModelEntry]:
         publish = self.lifecycle.publish
         with self._model_locks.hold(found):
             due = self.lifecycle.begin_load(found, explicit)
@@ -373,8 +378,8 @@ class RepositoryLoader:
             models = [d for d in due.values() if isinstance(d, ModelSpec) and not d.is_ensemble]
 
             def load(model_spec: ModelSpec) -> None:
-                if stop is None or not stop.is_set():
-                    built = self._make(model_spec, stop)
+                if not self.stop.is_set():
+                    built = self._make(model_spec)
                     # What was given up for the stop has not failed.
                     if not (isinstance(built, LoadFailure) and isinstance(built.error, GivenUp)):
                         publish({model_spec.name: built})
@@ -441,23 +446,21 @@ class RepositoryLoader:
         except Exception as error:  # noqa: BLE001 - a configuration may be wrong in unforeseen ways
             return LoadFailure.of(error, name)
 
-    def _make(
-        self, read: ModelSpec | LoadFailure, stop: threading.Event | None = None
-    ) -> LoadedVersions | LoadFailure:
+    def _make(self, read: ModelSpec | LoadFailure) -> LoadedVersions | LoadFailure:
         if isinstance(read, LoadFailure):
             return read
         if read.is_ensemble:
             return LoadedVersions(read)
         if self.lifecycle.has_canaries and (why := self.idle.wake_held(read.name)):
             log.warning("model %s: its next version has no canary: %s", read.name, why)
-        with while_wanted(partial(self._why_unwanted, read, stop, time.monotonic())):
+        with while_wanted(partial(self._why_unwanted, read, time.monotonic())):
             # What serves on the accelerator serves on while the next version is built for it.
             serving = self.table.serving_spec(read.name)
             waits = serving is not None and not serving.is_degraded
             head = read
             while True:
                 may_fall_back = not waits and read.fallback is not None
-                built = self._make_model(read, stop, builds=not may_fall_back)
+                built = self._make_model(read, builds=not may_fall_back)
                 if not (may_fall_back and isinstance(built, LoadFailure)):
                     return built
                 stand_in = read.standing_in(head, built.reason)
@@ -466,9 +469,9 @@ class RepositoryLoader:
                     return built
                 read = stand_in
 
-    def _why_unwanted(self, read: ModelSpec, stop: threading.Event | None, began: float) -> str:
+    def _why_unwanted(self, read: ModelSpec, began: float) -> str:
         """Return why the load of `read`, which began at `began`, shall not go on; or ""."""
-        if self.table.over or (stop is not None and stop.is_set()):
+        if self.table.over or self.stop.is_set():
             return f"model '{read.name}': its load was given up: the server ends"
         loads_s = time.monotonic() - began
         if loads_s < LEAST_LOAD_S:
@@ -478,9 +481,7 @@ class RepositoryLoader:
         what = f"model '{read.name}': its load was given up after {loads_s:.0f} s"
         return f"{what}: a later change of the model came" if outdated else ""
 
-    def _make_model(
-        self, read: ModelSpec, stop: threading.Event | None, *, builds: bool
-    ) -> LoadedVersions | LoadFailure:
+    def _make_model(self, read: ModelSpec, *, builds: bool) -> LoadedVersions | LoadFailure:
         if reason := self.table.why_not(read):
             return LoadFailure(ModelConfigError(reason), model_spec=read)
         progress = partial(self.lifecycle.report_progress, read.name)
@@ -493,7 +494,7 @@ class RepositoryLoader:
                 or read.fallback is not None
                 or not isinstance(built, LoadFailure)
                 or isinstance(built.error, GivenUp)
-                or (stop is not None and stop.is_set())
+                or self.stop.is_set()
                 or not self.lifecycle.expects(read)
             ):
                 break

@@ -92,13 +92,14 @@ class PollControl(RepositoryControl):
         for those whose files keep changing. Raises ModelConfigError where no model has served yet,
         and one fails to load or a repository cannot be read."""
         self._loader.take_over.start()
-        if not self.load_last_good(stop):
-            self._load_first(stop or threading.Event())
+        with self._loader.until(stop):
+            if not self.load_last_good():
+                self._load_first()
         self.worker.start()
 
-    def load_last_good(self, stop: threading.Event | None) -> bool:
+    def load_last_good(self) -> bool:
         """Load the last known good copies of an earlier run; return whether there were any."""
-        kept = self.updates.load_last_good(stop)
+        kept = self.updates.load_last_good()
         self._kept = frozenset(kept)
         self._change_detector.resume({name: copy.source for name, copy in kept.items()})
         return bool(kept)
@@ -157,8 +158,8 @@ class PollControl(RepositoryControl):
             self._arrived.update(arrived)
             self._next_s = 0.0
 
-    def _load_first(self, stop: threading.Event) -> None:
-        scans, until = 0, math.inf
+    def _load_first(self) -> None:
+        stop, scans, until = self._loader.stop, 0, math.inf
         while self.scan(time.monotonic()):
             scans += 1
             until = min(until, time.monotonic() + self._first_timeout_s)
@@ -220,9 +221,10 @@ class Updates:
         self._slot = threading.Semaphore()
         self._closed = False
 
-    def load_last_good(self, stop: threading.Event | None) -> dict[str, StagedModel]:
+    def load_last_good(self) -> dict[str, StagedModel]:
         """Load the last known good copies; return them by name, including those that failed. Copies
         during whose load a process may have died are loaded last, each alone."""
+        stop = self._loader.stop
         kept = self._store.last_good()
         suspects = [copy for copy in kept.values() if self._store.suspected(copy.digest)]
         with ExitStack() as loading:
@@ -230,14 +232,14 @@ class Updates:
                 if copy not in suspects:
                     self._accept(copy)
                     loading.enter_context(self._store.loading(copy))
-            self._loader.load_all(stop)
+            self._loader.load_all()
         for copy in suspects:
-            if stop is not None and stop.is_set():
+            if stop.is_set():
                 break
             self._accept(copy)
             with self._store.loading(copy):
-                self._loader.load(copy.name, stop=stop)
-        if stop is not None and stop.is_set():
+                self._loader.load(copy.name)
+        if stop.is_set():
             return kept  # what was not loaded has not failed
         with self._table.lock:
             for name, copy in kept.items():

@@ -299,7 +299,7 @@ class Machine(RuleBasedStateMachine):
         self.control = PollControl(
             loader, deployments, [self.repository], poll_s=1.0, settle_s=WINDOW_S
         )
-        self.control.load_last_good(None)
+        self.control.load_last_good()
 
     def _ask_all_the_time(self) -> None:
         gone = self.client.gone.is_set()

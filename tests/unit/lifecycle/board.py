@@ -59,7 +59,8 @@ class Board:
             AcceptedCopies(self.table),
         )
         self.updates = Updates(self.loader, self.table)
-        self.updates.load_last_good(stop)
+        with self.loader.until(stop):
+            self.updates.load_last_good()
 
     def close(self) -> None:
         self.updates.close()

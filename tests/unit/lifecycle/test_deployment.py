@@ -85,7 +85,8 @@ class CanaryBoard(Board):
             AcceptedCopies(self.table),
         )
         self.updates = Updates(self.loader, self.table)
-        self.updates.load_last_good(stop)
+        with self.loader.until(stop):
+            self.updates.load_last_good()
 
     def tick(self) -> None:
         """As the daemon does about every second."""

@@ -279,9 +279,9 @@ def test_loading_ends_between_two_models_once_stop_is_set(
     write_model("odd", "nonsense: 1")
     registry, stop = ModelRegistry(), threading.Event()
     stop.set()
-    failed = RepositoryLoader(
-        ModelLifecycle(ModelTable(registry)), Repositories([repository])
-    ).load_all(stop)
+    loader = RepositoryLoader(ModelLifecycle(ModelTable(registry)), Repositories([repository]))
+    with loader.until(stop):
+        failed = loader.load_all()
     assert [entry.name for entry in failed] == ["odd"]
     assert registry.snapshot.entries["good", 1].state is ModelState.LOADING
 
@@ -410,5 +410,6 @@ def test_a_model_that_nobody_waits_for_is_not_tried_again(
     loader = RepositoryLoader(
         ModelLifecycle(ModelTable(ModelRegistry())), Repositories([repository]), load_retries=5
     )
-    loader.load_all(stop)
+    with loader.until(stop):
+        loader.load_all()
     assert len(attempts) == 1
