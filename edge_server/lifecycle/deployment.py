@@ -176,7 +176,7 @@ class ModelRecord:
     last_good: StagedModel | None = None
     candidate: tuple[str, str, str] = ("", "", "")
     late: str = ""
-    job: Callable[[], None] | None = None
+    job: Callable[[str], None] | None = None
     updating: bool = False
     _told: Outcome = field(default_factory=Outcome)
     _told_ns: int = 0

@@ -263,11 +263,16 @@ class Updates:
         """Start the updates for `changes`; return once all of them are staged.
         Returns: The models whose files changed during staging; no update was started for them."""
         torn: list[str] = []
-        due: dict[str, Callable[[], None]] = {}
+        due: dict[str, Callable[[str], None]] = {}
         for change in changes:
-            name = change.name
+            name, tree = change.name, change.tree
             try:
-                due[name] = self._stage(name, change.tree)
+                if tree is None:
+                    with self._table.lock:
+                        self._table[name].withdraw()
+                else:
+                    self._stage(tree)
+                due[name] = self._remove if tree is None else self._load
             except TornModel as error:
                 log.debug("model %s: %s", name, error)
                 self._table.count("torn")
@@ -279,26 +284,20 @@ class Updates:
                 self._queue(self._table[name], job)
         return torn
 
-    def _stage(self, name: str, tree: ModelTree | None) -> Callable[[], None]:
-        """Make a private copy of the model that `tree` describes; return what loads it, or without
-        a tree, what removes the model."""
-        if tree is None:
-            with self._table.lock:
-                self._table[name].withdraw()
-            return partial(self._remove, name)
+    def _stage(self, tree: ModelTree) -> None:
+        """Make a private copy of the model that `tree` describes, which is loaded next."""
         tree.require_usable()
         copy = self._store.stage(tree)
         if reason := self._store.quarantined(copy.digest):
-            held = self._store.quarantined_as(copy.digest) or name
+            held = self._store.quarantined_as(copy.digest) or tree.name
             raise QuarantinedModel(
                 f"{tree.directory}: quarantined: {reason}; put another model there, or let it out "
                 f"with `edge-server models release {held}`",
                 copy.digest,
             )
         with self._table.lock:
-            self._table[name].deliver(copy, tree.directory)
+            self._table[tree.name].deliver(copy, tree.directory)
         self._table.report()
-        return partial(self._load, name)
 
     def retry(self, now: float) -> set[str]:
         """Start the load retries that are due at `now` (`time.monotonic()`) and for which there is
@@ -326,7 +325,7 @@ class Updates:
                         "model %s: loaded again: what it failed for may have passed", record.name
                     )
                     record.load_again(each)
-                    self._queue(record, partial(self._load, record.name))
+                    self._queue(record, self._load)
         return to_stage
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
@@ -343,7 +342,7 @@ class Updates:
             for record in self._table:
                 record.job = None
 
-    def _queue(self, record: ModelRecord, job: Callable[[], None]) -> None:
+    def _queue(self, record: ModelRecord, job: Callable[[str], None]) -> None:
         """Queue a job; the caller holds the lock of the table."""
         if self._closed:
             return
@@ -366,7 +365,7 @@ class Updates:
                     self._table.changed.notify_all()
                     return
             try:
-                job()
+                job(name)
                 self._load_misfits(before, name)
             except Unavailable:
                 log.debug("model %s: not updated: the server ends", name)
@@ -428,7 +427,7 @@ class Updates:
                 each = record.delivery
                 if isinstance(each, Waiting) and each.retry is None and not record.updating:
                     record.load_again(each)
-                    self._queue(record, partial(self._load, record.name))
+                    self._queue(record, self._load)
 
     def _failed(self, copy: StagedModel, failure: LoadFailure) -> None:
         self._table.count("failed")
