@@ -249,7 +249,7 @@ class ModelStore:
     ) -> None:
         """Open the store, and remove the unfinished work of a process that died.
         Raises: AlreadyRunning, SettingsError, Unavailable: as `lock_store`."""
-        self._directory = directory
+        self.directory = directory
         self._most_bytes = most_bytes
         self._reserve_bytes = reserve_bytes
         self._signatures = signatures
@@ -303,10 +303,6 @@ class ModelStore:
             lock, self._locked = self._locked, None
         if lock is not None:
             os.close(lock)
-
-    @property
-    def directory(self) -> Path:
-        return self._directory
 
     def stage(self, tree: ModelTree) -> StagedModel:
         """Copy the model that `tree` describes; return once the copy is durable.
@@ -479,7 +475,7 @@ class ModelStore:
         except OSError as error:
             remedy = "make room there" if error.errno in _FULL else "check the disk"
             raise InternalError(
-                f"model store {self._directory}: {error.strerror or error}; {remedy}, or give it "
+                f"model store {self.directory}: {error.strerror or error}; {remedy}, or give it "
                 "another directory"
             ) from error
 
@@ -493,7 +489,7 @@ class ModelStore:
                 self._file.write(self._state)
             except OSError as error:
                 log.warning(
-                    "model store %s: %s; a restart will not know of it", self._directory, error
+                    "model store %s: %s; a restart will not know of it", self.directory, error
                 )
 
     # The caller of the methods below holds the lock.
@@ -514,18 +510,18 @@ class ModelStore:
         oldest first."""
         self._tidy()
         beyond = self._copies.size_bytes + size_bytes - self._most_bytes
-        lacking = size_bytes + self._floor_bytes() - free_bytes(self._directory)
+        lacking = size_bytes + self._floor_bytes() - free_bytes(self.directory)
         spare = [kept.key for kept in self._state.spare]
         going = self._copies.oldest(spare, max(beyond, lacking))
         if going is None and beyond >= lacking:
             raise InternalError(
-                f"model store {self._directory}: no room for {size_bytes} bytes beside what "
+                f"model store {self.directory}: no room for {size_bytes} bytes beside what "
                 f"serves, of {self._most_bytes} in all; let it take more, or serve less"
             )
         if going is None:
             raise InternalError(
-                f"model store {self._directory}: no room for {size_bytes} bytes: the disk has "
-                f"{free_bytes(self._directory)} left, of which {self._floor_bytes()} stay free "
+                f"model store {self.directory}: no room for {size_bytes} bytes: the disk has "
+                f"{free_bytes(self.directory)} left, of which {self._floor_bytes()} stay free "
                 "(repository.disk_reserve_bytes); make room there, or serve less"
             )
         if going:
@@ -533,4 +529,4 @@ class ModelStore:
             self._tidy()
 
     def _floor_bytes(self) -> int:
-        return floor_bytes(self._directory, self._reserve_bytes) if self._reserve_bytes else 0
+        return floor_bytes(self.directory, self._reserve_bytes) if self._reserve_bytes else 0
