@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from support.model_folders import WriteModel
 
+    from edge_server.inference.canary_monitor import CanaryTerms
+
 TIMEOUT_S = 30.0
 CONFIG = (
     'backend: "counted" input { name: "a" data_type: TYPE_FP32 dims: 1 } '
@@ -39,6 +41,9 @@ LATER_S = 1e6
 class Board:
     """Its memory is what a test says; `folder` stands for its root."""
 
+    store_kind = ModelStore
+    terms: CanaryTerms | None = None
+
     def __init__(self, folder: Path, repository: Path, write_model: WriteModel) -> None:
         self.folder = folder
         self.repository = repository
@@ -47,13 +52,14 @@ class Board:
 
     def open(self, stop: threading.Event | None = None) -> None:
         self.registry = ModelRegistry()
-        self.store = ModelStore(self.folder / "store")
+        self.store = self.store_kind(self.folder / "store")
         self.table = Deployments(self.registry, self.store, [])
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
             ModelLifecycle(
                 self.table,
                 Build(budget=self.budget),
+                self.terms,
                 interface=InterfaceRule(has_served=self.table.has_served),
             ),
             AcceptedCopies(self.table),

@@ -1,9 +1,12 @@
-"""The states of a delivery: the daemon's updates of one model against a model of them."""
+"""The states of a delivery: what becomes of one model, whatever happens to it in any order."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from google.protobuf import text_format
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -13,21 +16,19 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tritonclient.grpc import model_config_pb2 as pb
 from unit.lifecycle.board import CONFIG, LATER_S, Board
 
 from edge_server.errors import InternalError
 from edge_server.inference.canary_monitor import CanaryTerms
-from edge_server.inference.registry import ModelRegistry
-from edge_server.lifecycle.build import Build, MemoryBudget
-from edge_server.lifecycle.deployment import Uncopied, Waiting
-from edge_server.lifecycle.lifecycle import ModelLifecycle
-from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.poll import Updates
-from edge_server.lifecycle.records import AcceptedCopies, Deployments
+from edge_server.lifecycle.deployment import ModelRecord, Uncopied, Waiting
+from edge_server.lifecycle.model_spec import LoadedVersions, ModelSpec
+from edge_server.model_config.config import ModelConfig
+from edge_server.model_config.files import ModelFiles
 from edge_server.repository.change_detector import Change
 from edge_server.repository.content import content_of
 from edge_server.repository.scan import scan_model
-from edge_server.repository.store import ModelStore
+from edge_server.repository.store import ModelStore, StagedModel
 from edge_server.repository.verdicts import (
     GOOD,
     LOADING,
@@ -38,15 +39,11 @@ from edge_server.repository.verdicts import (
 )
 
 if TYPE_CHECKING:
-    import threading
-    from pathlib import Path
-
     import pytest
     from support.counted_backend import CountedBackend
     from support.model_folders import WriteModel
 
     from edge_server.repository.scan import ModelTree
-    from edge_server.repository.store import StagedModel
 
 BROKEN = CONFIG.replace("TYPE_FP32", "TYPE_NONE", 1)
 # A canary that ends only where a test ends it.
@@ -73,20 +70,9 @@ class CanaryBoard(Board):
     """A board on which a new version is on trial until the test judges it."""
 
     store: FullStore
+    store_kind = FullStore
+    terms = ENDLESS
     later_s = 0.0
-
-    def open(self, stop: threading.Event | None = None) -> None:
-        self.registry = ModelRegistry()
-        self.store = FullStore(self.folder / "store")
-        self.table = Deployments(self.registry, self.store, [])
-        self.budget = MemoryBudget(0, self.folder)
-        self.loader = RepositoryLoader(
-            ModelLifecycle(self.table, Build(budget=self.budget), terms=ENDLESS),
-            AcceptedCopies(self.table),
-        )
-        self.updates = Updates(self.loader, self.table)
-        with self.loader.until(stop):
-            self.updates.load_last_good()
 
     def tick(self) -> None:
         """As the daemon does about every second."""
@@ -278,3 +264,65 @@ def test_a_delivery_goes_as_the_table_says(
             stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+# One record, without the parts around it.
+
+MODEL_CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
+STORE = Path("/store")
+
+
+def copy(digest: str) -> StagedModel:
+    return StagedModel("m", digest, STORE / digest / "m", ())
+
+
+def spec(staged: StagedModel | None = None) -> ModelSpec:
+    files = ModelFiles("m", Path("/models/m"), {1: Path("/models/m/1")})
+    return ModelSpec(
+        replace(files, holder=staged), MODEL_CONFIG, (1,), frozenset({(str(id(staged)),)})
+    )
+
+
+def serve(record: ModelRecord, staged: StagedModel) -> None:
+    model_spec = spec(staged)
+    record.begin_load(model_spec, explicit=True)
+    record.serve(LoadedVersions(model_spec))
+
+
+def test_a_new_delivery_outlives_the_rollback_of_the_one_before() -> None:
+    record, first, second, third = ModelRecord("m"), copy("1"), copy("2"), copy("3")
+    record.deliver(first, Path("/models/m"))
+    serve(record, first)
+    record.is_good(first)
+    record.deliver(second, Path("/models/m"))
+    serve(record, second)
+    record.deliver(third, Path("/models/m"))
+    record.rolled_back(second, "slow")
+    assert record.accepted is third
+    assert record.outcome == (LOADING, "3", "")
+    serve(record, third)
+    serve(record, first)
+    record.rolled_back(third, "slow")
+    assert record.outcome == (ROLLED_BACK, "3", "slow")
+    assert record.accepted is first
+
+
+def test_a_canary_that_passed_before_its_report_is_good() -> None:
+    record, first = ModelRecord("m"), copy("1")
+    record.deliver(first, Path("/models/m"))
+    serve(record, first)
+    assert record.uncommitted is first
+    record.is_good(first)
+    assert record.uncommitted is None
+    assert record.verdict(STORE)[:2] == (GOOD, "1")
+    assert record.verdict(STORE)[4:7] == ("1", "1", "1/m")
+
+
+def test_a_verdict_on_a_candidate_is_one_on_the_content_that_it_was_found_of() -> None:
+    record, first = ModelRecord("m"), copy("1")
+    record.deliver(first, Path("/models/m"))
+    serve(record, first)
+    record.candidate = "1", "good: in 700 frames", "lanes"
+    assert record.verdict(STORE)[7:] == ("good: in 700 frames", "lanes")
+    record.candidate = "0", "good: in 700 frames", "lanes"
+    assert record.verdict(STORE)[7:] == ("", "")

@@ -13,19 +13,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from support.waiting import wait_until
+from unit.lifecycle.board import TIMEOUT_S, Board
 
 from edge_server.errors import InternalError, NotFound
 from edge_server.inference.canary_monitor import CanaryTerms
 from edge_server.inference.data_plane import DataPlane
-from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle import poll
-from edge_server.lifecycle.lifecycle import ModelLifecycle
-from edge_server.lifecycle.loader import RepositoryLoader
-from edge_server.lifecycle.poll import Updates
-from edge_server.lifecycle.records import AcceptedCopies, Deployments
 from edge_server.repository.change_detector import Change
 from edge_server.repository.scan import ModelTree, scan_model
-from edge_server.repository.store import ModelStore
 from edge_server.repository.verdicts import GOOD, ON_TRIAL, ROLLED_BACK, WAITS
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
@@ -35,10 +30,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.counted_backend import CountedBackend, Gate
+    from support.model_folders import WriteModel
 
     from edge_server.inference.registry import ModelEntry
 
-TIMEOUT_S = 30.0
 COUNTED = 'backend: "counted"'
 TENSORS = (
     'input { name: "a" data_type: TYPE_FP32 dims: 1 } '
@@ -53,19 +48,10 @@ STEP = (
 ENSEMBLE = f'platform: "ensemble" ensemble_scheduling {{ step {{ {STEP} }} }}'
 
 
-class Bench:
-    """A repository, and what carries out what is believed of it."""
+class Bench(Board):
+    """A board on which a new version passes its canary with ten requests."""
 
-    def __init__(self, folder: Path) -> None:
-        self.repository = folder / "repository"
-        self.store = ModelStore(folder / "store", boot="1")
-        self.table = Deployments(ModelRegistry(), self.store, [])
-        self.loader = RepositoryLoader(
-            ModelLifecycle(self.table, terms=CanaryTerms(requests=10, least_s=0.0)),
-            AcceptedCopies(self.table),
-        )
-        self.updates = Updates(self.loader, self.table)
-        self._plane = DataPlane(self.table.registry)
+    terms = CanaryTerms(requests=10, least_s=0.0)
 
     def change(self, name: str, config: str, number: str) -> None:
         """Put a model there, and let it be believed; it is staged when this returns."""
@@ -79,29 +65,22 @@ class Bench:
         self.change(name, config, number)
         assert self.updates.wait_idle(TIMEOUT_S)
 
-    def carry_out(self, change: Change) -> None:
-        assert not self.updates.carry_out([change])
-        assert self.updates.wait_idle(TIMEOUT_S)
-
     def ask(self, name: str) -> float:
         request = InferRequest(name, {"a": Tensor(np.zeros(1, np.float32))})
-        return float(self._plane.infer(request).outputs["b"].array[0])
+        return float(DataPlane(self.registry).infer(request).outputs["b"].array[0])
 
     def entry(self) -> ModelEntry:
-        return self.table.registry.snapshot.entries["m", 1]
+        return self.registry.snapshot.entries["m", 1]
 
     def last_good(self) -> str:
         return (self.store.last_good()["m"].directory / "1" / "add").read_text()
 
-    def close(self) -> None:
-        self.updates.close()
-        self.loader.close(TIMEOUT_S)
-        self.store.close()
-
 
 @pytest.fixture
-def bench(counted: CountedBackend, tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
+def bench(
+    counted: CountedBackend, tmp_path: Path, repository: Path, write_model: WriteModel
+) -> Iterator[Bench]:
+    made = Bench(tmp_path, repository, write_model)
     yield made
     made.close()
 
