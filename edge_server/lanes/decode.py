@@ -5,6 +5,7 @@ Source: LaneATT `lib/models/laneatt.py` (`proposals_to_pred`) and `lib/nms/src/n
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -27,6 +28,9 @@ FIRST_X_COLUMN = 5
 COLUMN_COUNT = FIRST_X_COLUMN + ROW_COUNT
 
 LAST_ROW = ROW_COUNT - 1
+_ROWS = np.arange(ROW_COUNT)
+# Logits of 32 bits differ by less from those of 64.
+_MARGIN_ERROR = 1e-3
 # Bounds the decoding time of a frame with very many proposals; a road yields some dozens.
 MAX_CANDIDATES = 512
 MIN_POINTS = 2
@@ -73,19 +77,29 @@ def decode_lanes(
     """
     if proposals.ndim != 2 or proposals.shape[1] != COLUMN_COUNT:
         raise ValueError(f"proposals: expected shape (N, {COLUMN_COUNT}), got {proposals.shape}")
-    every_score = _scores(proposals, scores)
-    if len(every_score) and np.isnan(every_score).all():
+    positive, negative = proposals[:, POSITIVE_COLUMN], proposals[:, NEGATIVE_COLUMN]
+    margin, least = positive, score_threshold
+    if scores == "logits":
+        with np.errstate(invalid="ignore"):
+            margin = positive - negative
+        odds = score_threshold / (1.0 - score_threshold)
+        least = math.log(odds) - _MARGIN_ERROR if odds else -math.inf
+    # Of some thousands of proposals only those are computed that may pass.
+    likely = proposals[margin > least].astype(np.float64)
+    if not len(likely) and len(margin) and np.isnan(margin).all():
         raise ValueError("proposals: no score is a number; the network's output is broken")
-    likely = np.flatnonzero(every_score > score_threshold)
-    likely = likely[np.argsort(-every_score[likely], kind="stable")][:MAX_CANDIDATES]
-    likely = likely[np.isfinite(proposals[likely]).all(axis=1)]
-    candidates = proposals[likely].astype(np.float64)
-    kept = _suppress(candidates, nms_threshold_px, max_lanes)
-    x = _valid_rows(candidates[kept])
-    whole = np.count_nonzero(~np.isnan(x), axis=1) >= MIN_POINTS
-    return DecodedLanes(
-        x[whole].astype(np.float32), every_score[likely][kept][whole].astype(np.float32)
-    )
+    score = likely[:, POSITIVE_COLUMN]
+    if scores == "logits":
+        score = _sigmoid(score - likely[:, NEGATIVE_COLUMN])
+    usable = np.flatnonzero((score > score_threshold) & np.isfinite(likely).all(axis=1))
+    best_first = usable[np.argsort(-score[usable], kind="stable")][:MAX_CANDIDATES]
+    kept = best_first[_suppress(likely[best_first], nms_threshold_px, max_lanes)]
+    lanes = likely[kept]
+    x = lanes[:, FIRST_X_COLUMN:] / INPUT_WIDTH_PX
+    part = _valid_rows(x, lanes)
+    whole = part.sum(axis=1) >= MIN_POINTS
+    x = np.where(part, x, np.nan)[whole]
+    return DecodedLanes(x.astype(np.float32), score[kept][whole].astype(np.float32))
 
 
 def calibrated_confidence(
@@ -102,61 +116,51 @@ def calibrated_confidence(
     """
     if (temperature, bias) == (1.0, 0.0):
         return np.asarray(scores, np.float32)
-    sure = np.clip(np.asarray(scores, np.float64), 1e-9, 1.0 - 1e-9)
+    sure = np.minimum(np.maximum(np.asarray(scores, np.float64), 1e-9), 1.0 - 1e-9)
     logit = np.log(sure / (1.0 - sure)) / temperature + bias
-    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logit, -60.0, 60.0))), np.float32)
+    return _sigmoid(logit).astype(np.float32)
 
 
-def _scores(
-    proposals: NDArray[np.float32], scores: Literal["logits", "prob"]
-) -> NDArray[np.float64]:
-    """Return the probability of the positive class, (N,)."""
-    positive = proposals[:, POSITIVE_COLUMN].astype(np.float64)
-    if scores == "prob":
-        return positive
-    with np.errstate(invalid="ignore"):
-        margin = positive - proposals[:, NEGATIVE_COLUMN]
-    # Beyond 60 the sigmoid is 0 or 1 in any precision; the clip keeps exp from overflowing.
-    return 1.0 / (1.0 + np.exp(-np.clip(margin, -60.0, 60.0)))
+def _sigmoid(logit: NDArray[np.float64]) -> NDArray[np.float64]:
+    # Beyond 60 it is 0 or 1 in any precision; the limits keep exp from overflowing.
+    return np.asarray(1.0 / (1.0 + np.exp(-np.minimum(np.maximum(logit, -60.0), 60.0))))
 
 
-def _suppress(
-    candidates: NDArray[np.float64], threshold_px: float, max_lanes: int
-) -> NDArray[np.intp]:
+def _suppress(candidates: NDArray[np.float64], threshold_px: float, max_lanes: int) -> list[int]:
     """Suppress greedily; candidates are sorted best first. Return the indices of the kept ones.
 
     Two lanes are compared on their shared rows; lanes without shared rows are both kept.
     """
     x_px = candidates[:, FIRST_X_COLUMN:]
-    start = np.trunc(candidates[:, START_Y_COLUMN] * LAST_ROW + 0.5)
-    span = candidates[:, LENGTH_COLUMN] - 1.0
-    end = np.minimum(np.trunc(start + span + 0.5 - (span < 0)), LAST_ROW)
-    rows = np.arange(ROW_COUNT)
-    remaining = np.arange(len(candidates))
+    start = np.trunc(candidates[:, START_Y_COLUMN, None] * LAST_ROW + 0.5)
+    span = candidates[:, LENGTH_COLUMN, None] - 1.0
+    end = np.trunc(start + span + 0.5 - (span < 0))
+    rows = ((start <= _ROWS) & (end >= _ROWS)).astype(np.float64)
+    waiting = np.ones(len(candidates), bool)
     kept: list[int] = []
-    while len(remaining) and len(kept) < max_lanes:
-        best, remaining = int(remaining[0]), remaining[1:]
+    while len(kept) < max_lanes and waiting.any():
+        best = int(np.argmax(waiting))
         kept.append(best)
-        first = np.maximum(start[best], start[remaining])
-        last = np.minimum(end[best], end[remaining])
-        shared = (rows >= first[:, None]) & (rows <= last[:, None])
-        gap_px = (np.abs(x_px[remaining] - x_px[best]) * shared).sum(axis=1)
-        shared_rows = last - first + 1.0
-        duplicate = (shared_rows > 0) & (gap_px < threshold_px * shared_rows)
-        remaining = remaining[~duplicate]
-    return np.array(kept, np.intp)
+        too_far_px = np.abs(x_px - x_px[best])
+        too_far_px -= threshold_px
+        too_far_px *= rows
+        waiting &= too_far_px @ rows[best] >= 0.0
+        waiting[best] = False
+    return kept
 
 
-def _valid_rows(lanes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return x as a fraction of the width, (K, 72), NaN on rows outside the lane."""
-    x = lanes[:, FIRST_X_COLUMN:] / INPUT_WIDTH_PX
-    start = np.rint(lanes[:, START_Y_COLUMN] * LAST_ROW)[:, None]
-    end = np.minimum(start + np.rint(lanes[:, LENGTH_COLUMN])[:, None] - 1.0, LAST_ROW)
-    rows = np.arange(ROW_COUNT)
+def _valid_rows(x: NDArray[np.float64], lanes: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which rows belong to the lanes, (K, 72).
+
+    Args:
+        x: of the lanes, a fraction of the width.
+    """
+    start = np.rint(lanes[:, START_Y_COLUMN, None] * LAST_ROW)
+    end = start + np.rint(lanes[:, LENGTH_COLUMN, None]) - 1.0
     inside = (x >= 0.0) & (x <= 1.0)
+    above = start <= _ROWS
     # True where every row from here up to the start is inside the image.
-    reaches_start = np.logical_and.accumulate((inside | (rows >= start))[:, ::-1], axis=1)[:, ::-1]
+    reaches_start = np.logical_and.accumulate((inside | above)[:, ::-1], axis=1)[:, ::-1]
     # LaneATT keeps points to the right of the image and drops those to its left; points on either
     # side are invisible to the camera, so both are dropped here.
-    part = (rows <= end) & ((rows >= start) | reaches_start) & inside
-    return np.where(part, x, np.nan)
+    return inside & (end >= _ROWS) & (above | reaches_start)

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from edge_server.model_config.config import ModelConfig
     from edge_server.model_config.files import ModelFiles
 
+# The rows of a lane, from the bottom of the image to its top.
+_UPWARDS = np.linspace(1.0, 0.0, ROW_COUNT)
+
 
 class LaneDecodeParameters(BackendParameters, frozen=True):
     """The parameters of the module docstring; default thresholds are LaneATT's for CULane."""
@@ -114,7 +117,7 @@ def frame_points(lanes: DecodedLanes, *, height: int, width: int) -> NDArray[np.
     """Return (K, 72, 2) float32 (x, y) in px of a frame of that size, x = -2 where absent."""
     points = np.empty((*lanes.x.shape, 2), np.float32)
     points[..., 0] = np.where(np.isnan(lanes.x), ABSENT_X, lanes.x * np.float32(width))
-    points[..., 1] = np.linspace(height, 0, ROW_COUNT, dtype=np.float32)
+    points[..., 1] = _UPWARDS * height
     return points
 
 
