@@ -313,7 +313,9 @@ class PictureHealth:
             raw: nothing between the sensor and here has compressed it.
             still: the source may be a single picture, so that it is never frozen.
         """
-        if now - self._motion_at < _MOTION_PERIOD_S:
+        is_due = now - self._picture_at >= _PICTURE_PERIOD_S
+        # Motion alone needs each frame, and a still source has none.
+        if now - self._motion_at < _MOTION_PERIOD_S or (still and not is_due):
             return self._worst()
         self._motion_at = now
         thumbnail = Thumbnail.of(image)
@@ -321,18 +323,13 @@ class PictureHealth:
             return None
         if (size := image.planes[0].shape) != self._size:
             # A decoder that makes pictures smaller makes them less sharp.
-            self._size = size
+            self._size, self._textured = size, None
             self._usual.clear()
             self._usual_detail = self._usual_sharpness = 0.0
-        textured = self._textured
-        if now - self._picture_at >= _PICTURE_PERIOD_S or textured is None:
-            self._picture_at = now
-            textured = self._textured = self._look(thumbnail, now)
-        if textured.size * 6 != thumbnail.cells.size:
-            # The size of the picture has changed.
-            textured = self._textured = self._look(thumbnail, now)
+        if is_due or self._textured is None:
+            self._picture_at, self._textured = now, self._look(thumbnail, now)
         if not still:
-            self._why_frozen = self._frozen.look(thumbnail, textured, self._p99, now, raw=raw)
+            self._why_frozen = self._frozen.look(thumbnail, self._textured, self._p99, now, raw=raw)
         return self._worst() if self._lasting or self._why_frozen else None
 
     def _worst(self) -> Reason | None:
