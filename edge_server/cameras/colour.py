@@ -6,116 +6,80 @@ BGR image of the frame's size. `pixels.YuvToBgr` defines the numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_server.pixels import Colour, ColourRange, CropRegion, Image, PixelFormat
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+Pixels = NDArray[np.uint8]
 
 _FULL = Colour(range=ColourRange.FULL)
 # The values of U and V without colour.
 _NEUTRAL = 128
 
 
-class Layer(NamedTuple):
-    """Values of an image that are resized together.
-
-    Attributes:
-        pixels: (h, w) or (h, w, channels) uint8, a view; rows may have gaps.
-        step_px: columns and rows of the image per pixel of the layer.
-        black: the value of black, by channel.
-    """
-
-    pixels: NDArray[np.uint8]
-    step_px: tuple[int, int]
-    black: tuple[int, ...]
+# Samples a layer of an image, values that are sampled together, at another size: its pixels, (h, w)
+# or (h, w, channels), the columns and rows of the image that each stands for, and black by channel.
+Sample = Callable[[Pixels, tuple[int, int], tuple[int, ...]], Pixels]
 
 
-def layers_of(image: Image, region: CropRegion | None = None) -> list[Layer]:
-    """Return the layers of `image`, or of one region of it, as `channels_of` takes them.
-
-    YUY2's luma is the first of two channels, the second of which has no meaning; its chroma is the
-    second and fourth of four.
-    """
-    first = image.planes[0]
-    crop = region or CropRegion(0, 0, image.width, image.height)
-    if image.pixel_format is PixelFormat.BGR:
-        pixels = first[crop.y : crop.y + crop.height, crop.x : crop.x + crop.width]
-        return [Layer(pixels, (1, 1), (0, 0, 0))]
-    black = image.colour.to_bgr.black
-    pairs: list[tuple[NDArray[np.uint8], tuple[int, ...]]]
-    match image.pixel_format:
-        case PixelFormat.GREY:
-            return [_cropped(image.luma(), crop, (1, 1), (black,))]
-        case PixelFormat.YUY2:
-            pairs = [(first.reshape(len(first), -1, 4), (black, _NEUTRAL) * 2)]
-            luma = _cropped(first, crop, (1, 1), (black, _NEUTRAL))
-        case PixelFormat.NV12:
-            chroma = image.planes[1]
-            pairs = [(chroma.reshape(len(chroma), -1, 2), (_NEUTRAL, _NEUTRAL))]
-            luma = _cropped(first, crop, (1, 1), (black,))
-        case PixelFormat.I420:
-            pairs = [(plane, (_NEUTRAL,)) for plane in image.planes[1:]]
-            luma = _cropped(first, crop, (1, 1), (black,))
-    step_px = image.pixel_format.chroma_step_px
-    of_chroma = crop.of_chroma(image.pixel_format)
-    return [luma, *(_cropped(plane, of_chroma, step_px, empty) for plane, empty in pairs)]
-
-
-def channels_of(
-    pixel_format: PixelFormat, layers: Sequence[NDArray[np.uint8]]
-) -> list[NDArray[np.uint8]]:
-    """Return the pixels of `layers_of`, of any size, as the channels of `bgr_of_channels`."""
-    match pixel_format:
-        case PixelFormat.YUY2:
-            return [cv2.extractChannel(layers[i], c) for i, c in ((0, 0), (1, 1), (1, 3))]
-        case PixelFormat.NV12:
-            return [layers[0], *cv2.split(layers[1])]
-        case _:
-            return list(layers)
-
-
-def bgr_of_channels(
-    pixel_format: PixelFormat, colour: Colour, channels: Sequence[NDArray[np.uint8]]
-) -> NDArray[np.uint8]:
-    """Return (H, W, 3) uint8 BGR of channels of one size: Y, U and V, or the luma of GREY, each
-    (H, W); BGR pixels are returned themselves."""
-    if pixel_format is PixelFormat.BGR:
-        return channels[0]
-    if pixel_format is PixelFormat.GREY:
-        bright = cv2.LUT(channels[0], _grey_table(colour))
-        return cv2.cvtColor(bright, cv2.COLOR_GRAY2BGR)  # type: ignore[no-any-return]  # OpenCV has no types
-    return cv2.transform(cv2.merge(channels), _matrix(colour))  # type: ignore[no-any-return]  # OpenCV has no types
-
-
-def bgr_of(image: Image, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """Return `image` as (H, W, 3) uint8 BGR; a BGR image's own pixels, otherwise new ones.
+def bgr_of(
+    image: Image,
+    size: tuple[int, int] | None = None,
+    region: CropRegion | None = None,
+    sample: Sample | None = None,
+) -> Pixels:
+    """Return `image` as (H, W, 3) uint8 BGR; a BGR image's own pixels where they have that size,
+    otherwise new ones.
 
     Chroma is interpolated.
 
     Args:
         size: width and height of the result in px; by default those of the image.
+        region: only this part of the image is resized.
+        sample: makes layers of that size; by default they are resized.
     """
     width, height = size or (image.width, image.height)
+    crop = region or CropRegion(0, 0, image.width, image.height)
 
-    def shrunk(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        # Halving two channels would take them apart first.
+    def layer(pixels: Pixels, part: CropRegion, step_px: tuple[int, int], *black: int) -> Pixels:
+        pixels = pixels[part.y : part.y + part.height, part.x : part.x + part.width]
+        if sample is not None:
+            return sample(pixels, step_px, black)
+        # Enlarged or halved, channels are taken apart before.
         is_far_larger = pixels.shape[0] > 2 * height and pixels.shape[1] > 2 * width
         return resized(pixels, width, height) if is_far_larger else pixels
 
-    # Channels are taken apart where they are small: enlarged chroma has more pixels than before.
-    layers = [shrunk(layer.pixels) for layer in layers_of(image)]
-    channels = [
-        resized(channel, width, height) for channel in channels_of(image.pixel_format, layers)
-    ]
-    return bgr_of_channels(image.pixel_format, image.colour, channels)
+    first, pixel_format = image.planes[0], image.pixel_format
+    if pixel_format is PixelFormat.BGR:
+        return resized(layer(first, crop, (1, 1), 0, 0, 0), width, height)
+    black = image.colour.to_bgr.black
+    if pixel_format is PixelFormat.GREY:
+        luma = resized(layer(image.luma(), crop, (1, 1), black), width, height)
+        bright = cv2.LUT(luma, _grey_table(image.colour))
+        return cv2.cvtColor(bright, cv2.COLOR_GRAY2BGR)  # type: ignore[no-any-return]  # OpenCV has no types
+    of_chroma, step_px = crop.of_chroma(pixel_format), pixel_format.chroma_step_px
+    chroma: Sequence[Pixels]
+    if pixel_format is PixelFormat.YUY2:
+        # Luma is the first of two channels, the second of which has no meaning; chroma is the
+        # second and fourth of four.
+        luma = cv2.extractChannel(layer(first, crop, (1, 1), black, _NEUTRAL), 0)
+        pairs = first.reshape(len(first), -1, 4)
+        pairs = layer(pairs, of_chroma, step_px, *(black, _NEUTRAL) * 2)
+        chroma = [cv2.extractChannel(pairs, channel) for channel in (1, 3)]
+    elif pixel_format is PixelFormat.NV12:
+        luma = layer(first, crop, (1, 1), black)
+        pairs = image.planes[1].reshape(len(image.planes[1]), -1, 2)
+        chroma = cv2.split(layer(pairs, of_chroma, step_px, _NEUTRAL, _NEUTRAL))
+    else:
+        luma = layer(first, crop, (1, 1), black)
+        chroma = [layer(plane, of_chroma, step_px, _NEUTRAL) for plane in image.planes[1:]]
+    channels = [resized(channel, width, height) for channel in (luma, *chroma)]
+    return cv2.transform(cv2.merge(channels), _matrix(image.colour))  # type: ignore[no-any-return]  # OpenCV has no types
 
 
 def converted(image: Image, pixel_format: PixelFormat) -> Image | None:
@@ -125,7 +89,7 @@ def converted(image: Image, pixel_format: PixelFormat) -> Image | None:
     is BT.601 of limited range, but for GREY, which is of full range.
     """
     given, first, chroma = image.pixel_format, image.planes[0], image.planes[1:]
-    planes: tuple[NDArray[np.uint8], ...] | None = None
+    planes: tuple[Pixels, ...] | None = None
     colour = image.colour
     if given is pixel_format:
         planes = image.planes
@@ -146,7 +110,7 @@ def converted(image: Image, pixel_format: PixelFormat) -> Image | None:
     return None if planes is None else Image(pixel_format, planes, colour)
 
 
-def resized(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+def resized(pixels: Pixels, width: int, height: int) -> Pixels:
     """Return `pixels` at that size in px, bilinearly interpolated in 8 bits (sample centres at half
     pixels, no antialiasing); `pixels` themselves where they have it."""
     if pixels.shape[:2] == (height, width):
@@ -156,13 +120,6 @@ def resized(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.ui
         channels = [resized(channel, width, height) for channel in cv2.split(pixels)]
         return cv2.merge(channels)  # type: ignore[no-any-return]  # OpenCV has no types
     return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)  # type: ignore[no-any-return]  # OpenCV has no types
-
-
-def _cropped(
-    pixels: NDArray[np.uint8], crop: CropRegion, step_px: tuple[int, int], black: tuple[int, ...]
-) -> Layer:
-    rows, columns = slice(crop.y, crop.y + crop.height), slice(crop.x, crop.x + crop.width)
-    return Layer(pixels[rows, columns], step_px, black)
 
 
 @lru_cache
@@ -185,7 +142,7 @@ def _matrix(colour: Colour) -> NDArray[np.float64]:
 
 
 @lru_cache
-def _grey_table(colour: Colour) -> NDArray[np.uint8]:
+def _grey_table(colour: Colour) -> Pixels:
     """Return the (256,) uint8 brightness of each luma."""
     to_bgr = colour.to_bgr
     bright = (to_bgr.luma * (np.arange(256) - to_bgr.black) + 256) >> 9

@@ -18,7 +18,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
 from edge_server.backends.vision import image_preprocess
-from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
+from edge_server.backends.vision.image_preprocess_config import UndistortionMap
+from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.gpu.memory import BufferPool, CudaArray, DeviceMemory, MappedMemory
 from edge_server.gpu.preprocess_kernel import (
     FrameAddress,

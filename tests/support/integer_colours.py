@@ -16,7 +16,7 @@ from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, Im
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+    from edge_server.backends.vision.image_preprocess_config import UndistortionMap
 
 # Each matrix with each range.
 COLOURS = [Colour(matrix, range_) for matrix in ColourMatrix for range_ in ColourRange]

@@ -51,7 +51,7 @@ from edge_server.backends.vision.image_preprocess_config import (
     Preprocessing,
     check_config,
 )
-from edge_server.backends.vision.preprocess_cpu import scale_frame
+from edge_server.backends.vision.preprocess_cpu import CpuPreprocess
 from edge_server.errors import DeviceLost, EdgeServerError, Unavailable
 from edge_server.gpu.memory import (
     BufferPool,
@@ -71,7 +71,7 @@ from edge_server.gpu.preprocess_kernel import (
     kernel_name,
 )
 from edge_server.gpu.stream import GpuEvent, Module, Stream
-from edge_server.pixels import Image, PixelFormat
+from edge_server.pixels import PixelFormat
 from edge_server.tensors import DataType, Tensor
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from edge_server.backends.contract import ExecuteRequest, LoadContext, Tensors
-    from edge_server.backends.vision.image_preprocess_config import RequestFrames
-    from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+    from edge_server.backends.contract import ExecuteRequest, LoadContext
+    from edge_server.backends.vision.image_preprocess_config import RequestFrames, UndistortionMap
     from edge_server.gpu.device import Device, Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -124,40 +123,6 @@ class ImagePreprocess(Model):
             image = kernel_image(device.compute_capability, device.driver_version)
             self._modules[device.index] = Module(device, image)
         return self._modules[device.index]
-
-
-class CpuPreprocess(Instance):
-    """An `Instance` on the CPU. Each request of a batch is converted, or refused, by itself: it has
-    its own pixel format and colours."""
-
-    def __init__(self, wanted: Preprocessing) -> None:
-        self._wanted = wanted
-
-    def execute(self, requests: Sequence[ExecuteRequest]) -> None:
-        for request in requests:
-            made: Tensors | EdgeServerError
-            try:
-                made = self._converted(request)
-            except EdgeServerError as error:
-                made = error
-            request.respond(made, True)
-
-    def _converted(self, request: ExecuteRequest) -> Tensors:
-        wanted, outputs = self._wanted, request.outputs
-        images = request.host_inputs()[wanted.image].array
-        frames = wanted.frames_of(images.shape, request.request.parameters)
-        made: dict[str, Tensor] = {}
-        if wanted.planes.name in outputs:
-            shape = (frames.frame_count, *wanted.planes.shape)
-            planes = np.empty(shape, wanted.planes.datatype.numpy)
-            for pixels, out in zip(images if wanted.batched else [images], planes, strict=True):
-                packed = pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
-                image = Image.of_packed(frames.pixel_format, packed, frames.colour)
-                scale_frame(image, wanted.scale, out, wanted.undistortion, frames.region)
-            made[wanted.planes.name] = Tensor(planes if wanted.batched else planes[0])
-        if wanted.size is not None and wanted.size in outputs:
-            made[wanted.size] = wanted.size_tensor(frames)
-        return made
 
 
 # An upper bound: more full batches than the data plane admits at once. Arrays that callers never

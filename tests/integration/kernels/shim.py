@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from support.integer_colours import COLOURS, bgr_by_integers, random_image
 
-from edge_server.backends.vision.preprocess_cpu import UndistortionMap, scale_frame
+from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.gpu.preprocess_kernel import (
     FrameAddress,
     FrameLayout,
@@ -21,6 +21,8 @@ from edge_server.pixels import Colour, CropRegion, Image, PixelFormat
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from edge_server.backends.vision.image_preprocess_config import UndistortionMap
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

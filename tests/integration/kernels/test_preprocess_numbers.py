@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from integration.kernels.shim import CameraFrame, DesiredModel, by_cpu, by_integers
 from support.integer_colours import COLOURS, bgr_of_yuv, camera_image, image_of_planes
 
-from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+from edge_server.backends.vision.image_preprocess_config import UndistortionMap
 from edge_server.pixels import Colour, CropRegion, Image, PixelFormat
 from edge_server.tools.road.renderer import render
 from edge_server.tools.road.scene import RoadScene

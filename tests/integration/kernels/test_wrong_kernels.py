@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from integration.kernels.shim import CameraFrame, DesiredModel, by_integers
 
-from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+from edge_server.backends.vision.image_preprocess_config import UndistortionMap
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, PixelFormat
 
 if TYPE_CHECKING:

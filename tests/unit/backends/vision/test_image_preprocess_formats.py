@@ -22,7 +22,7 @@ from unit.backends.vision.preprocessing import (
     parameter,
 )
 
-from edge_server.backends.vision.preprocess_cpu import UndistortionMap
+from edge_server.backends.vision.image_preprocess_config import UndistortionMap
 from edge_server.errors import InvalidRequest, ModelConfigError, Unavailable
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, CropRegion, Image, PixelFormat
 
