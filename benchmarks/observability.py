@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from edge_server.api.calls import RequestMetrics
 from edge_server.api.http.metrics import Exposition
-from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.api.http.sources import Sources
 from edge_server.inference.otlp import SpanSender
 from edge_server.inference.tracing import Tracer
+from edge_server.pipeline.lane_feed import LaneLatency
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 from edge_server.settings import TracingSection
 

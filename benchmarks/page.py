@@ -31,7 +31,7 @@ import numpy as np
 from edge_server.api.http.page.routes import page_routes
 from edge_server.api.http.page.state import PageSources, PictureWriter
 from edge_server.api.http.server import HttpListener, HttpServer
-from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.api.http.sources import Sources
 from edge_server.board.board import Identity
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame, Pace
@@ -40,6 +40,7 @@ from edge_server.gpu.device import Devices
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.fair_shares import FairShares
+from edge_server.pipeline.lane_feed import LaneLatency
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.process.allocator import keep_large_buffers

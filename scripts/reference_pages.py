@@ -27,12 +27,13 @@ from msgspec import inspect as types
 
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.metrics import ModelMetrics
-from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.api.http.sources import Sources
 from edge_server.board.board import JETPACKS
 from edge_server.cli.commands import COMMANDS
 from edge_server.cli.verbs import EXIT_CODE_MEANINGS, Verb
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelState
 from edge_server.inference.statistics import ModelStatistics
+from edge_server.pipeline.lane_feed import LaneLatency
 from edge_server.proto.edge.lanes.v1 import events_pb2, health_pb2, lane_service_pb2, lanes_pb2
 from edge_server.proto.edge.perception.v1 import perception_pb2
 from edge_server.settings import Settings

@@ -10,7 +10,6 @@ from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.page.state import PictureWriter
 from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi, gate_and_threads
-from edge_server.api.http.sources import LaneLatency
 from edge_server.api.parameters import HeaderForwarding
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.board.board import is_jetson
@@ -34,7 +33,7 @@ from edge_server.inference.data_plane import BoundedControl, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.inference.tracing import TraceFile, Tracer, TraceWriter
 from edge_server.mqtt.publisher import Publisher
-from edge_server.pipeline.lane_feed import LaneFeed
+from edge_server.pipeline.lane_feed import LaneFeed, LaneLatency
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pipeline.vehicle import VehicleInputs
 

@@ -1,4 +1,5 @@
-"""LaneFeed: the newest lanes of each camera, handed to any number of readers."""
+"""LaneFeed: the newest lanes of each camera, handed to any number of readers; LaneLatency: how late
+they are."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import DeadlineExceeded
 from edge_server.pipeline.messages import LaneMessage
+from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from edge_server.board.board import Identity
     from edge_server.cameras.frame import Frame
     from edge_server.errors import EdgeServerError
     from edge_server.lanes.types import LaneFrame
+    from edge_server.process.histogram import Distribution
 
 
 # A reader whose window is full for longer gives up its place.
@@ -239,3 +242,70 @@ class LaneReader:
             return False
         self._due_s[camera] = max(due_s, now_s - early_s) + self._period_s
         return True
+
+
+class LaneLatency:
+    """Counts the latencies of every LaneFrame with a response; a listener of LanePipelines.
+
+    Args:
+        now_ns: the clock of the frames' capture times; `time.monotonic_ns`.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        self._stages = Histograms(FRAME_BOUNDS_S)
+        self._end_to_end = Histograms(FRAME_BOUNDS_S)
+        # By camera: when its newest valid lanes came; the number of its newest lanes and the
+        # highest confidence. Single steps on a dict need no lock.
+        self._valid_ns: dict[str, int] = {}
+        self._newest: dict[str, tuple[int, float]] = {}
+
+    def __call__(self, lane_frame: LaneFrame, frame: Frame | None) -> None:
+        """Takes some microseconds; safe from any thread."""
+        del frame
+        if lane_frame.failure:
+            return
+        now_ns = self._now_ns()
+        age_s = lane_frame.age_ns(now_ns) / 1e9
+        camera, latency_us, lanes = lane_frame.camera, lane_frame.latency_us, lane_frame.lanes
+        if 1e3 * age_s <= lane_frame.max_age_ms:
+            self._valid_ns[camera] = now_ns
+        self._newest[camera] = len(lanes), max([lane.score for lane in lanes], default=0.0)
+        self._stages.observe_all(
+            {
+                (camera, "queue"): latency_us.queue / 1e6,
+                (camera, "preprocess"): latency_us.preprocess / 1e6,
+                (camera, "infer"): latency_us.infer / 1e6,
+                (camera, "postprocess"): latency_us.postprocess / 1e6,
+            }
+        )
+        self._end_to_end.observe_all({(camera,): age_s})
+
+    def frames(self) -> int:
+        """Return how many frames of the present cameras have had lanes."""
+        return sum(each.at_most[-1] for each in self.end_to_end().values())
+
+    def stages(self) -> Mapping[tuple[str, ...], Distribution]:
+        """Return (camera, stage) → latency distribution."""
+        return self._stages.distributions()
+
+    def end_to_end(self) -> Mapping[tuple[str, ...], Distribution]:
+        """Return (camera,) → distribution of a frame's age when its lanes were detected."""
+        return self._end_to_end.distributions()
+
+    def last_valid_age_s(self, camera: str) -> float | None:
+        """Return the time since lanes came that were not stale; None before the first ones."""
+        valid_ns = self._valid_ns.get(camera)
+        return None if valid_ns is None else (self._now_ns() - valid_ns) / 1e9
+
+    def newest(self, camera: str) -> tuple[int, float] | None:
+        """Return how many lanes the newest frame has, and the highest confidence; None before the
+        first ones."""
+        return self._newest.get(camera)
+
+    def forget(self, camera: str) -> None:
+        """Drop the counts of a camera that was removed."""
+        self._valid_ns.pop(camera, None)
+        self._newest.pop(camera, None)
+        self._stages.forget(camera)
+        self._end_to_end.forget(camera)

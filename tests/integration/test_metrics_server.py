@@ -17,8 +17,9 @@ from support.waiting import TIMEOUT_S
 
 from edge_server.api.http.metrics import metrics_alone
 from edge_server.api.http.server import HttpListener, HttpServer
-from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.api.http.sources import Sources
 from edge_server.errors import Unavailable
+from edge_server.pipeline.lane_feed import LaneLatency
 from edge_server.settings import Http
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from websockets.sync.client import connect
 from edge_server.api.http.page.routes import MOST_PAGES, page_routes
 from edge_server.api.http.page.state import PageSources, PictureWriter
 from edge_server.api.http.server import HttpListener, HttpServer
-from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.api.http.sources import Sources
 from edge_server.board.board import Identity
 from edge_server.board.watch import BoardWatch
 from edge_server.cameras.camera import Camera
@@ -36,6 +36,7 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.event_log import Event, EventLog
+from edge_server.pipeline.lane_feed import LaneLatency
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.picture_feed import PictureFeed
 from edge_server.pixels import Image

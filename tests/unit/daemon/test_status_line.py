@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from edge_server.api.http.sources import LaneLatency
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.daemon.status import LaneRate, status_line
 from edge_server.inference.registry import (
@@ -19,6 +18,7 @@ from edge_server.inference.registry import (
     ServedConfiguration,
 )
 from edge_server.lanes.types import LaneFrame
+from edge_server.pipeline.lane_feed import LaneLatency
 
 if TYPE_CHECKING:
     from collections.abc import Callable

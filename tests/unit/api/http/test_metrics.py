@@ -18,7 +18,7 @@ from support.boards import plant
 from edge_server.api.calls import RequestMetrics
 from edge_server.api.http.metric_table import TABLE
 from edge_server.api.http.metrics import Exposition
-from edge_server.api.http.sources import LaneLatency, ProcessorUse, Sources
+from edge_server.api.http.sources import ProcessorUse, Sources
 from edge_server.backends.contract import MemoryKind, Phases, TensorModel
 from edge_server.board.watch import BoardWatch, ClockWatch
 from edge_server.cameras.camera import Camera
@@ -35,6 +35,7 @@ from edge_server.inference.registry import (
 from edge_server.inference.statistics import FailureReason, LatencyMetrics, ModelStatistics
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.fair_shares import FairShares
+from edge_server.pipeline.lane_feed import LaneLatency
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.networks import NetworkPipeline
 from edge_server.process.histogram import Histograms

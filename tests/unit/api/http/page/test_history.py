@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from edge_server.api.http.page.history import KEPT, PERIOD_S, History
-from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.api.http.sources import Sources
 from edge_server.lanes.types import LaneFrame
+from edge_server.pipeline.lane_feed import LaneLatency
 
 
 class Drive:

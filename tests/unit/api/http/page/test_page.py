@@ -25,7 +25,7 @@ from edge_server.api.http.page.routes import (
     page_routes,
 )
 from edge_server.api.http.page.state import PageSources, PictureWriter, state_text
-from edge_server.api.http.sources import LaneLatency, Sources
+from edge_server.api.http.sources import Sources
 from edge_server.board.board import Identity
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame
@@ -33,7 +33,7 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.lanes.types import Lane, LaneFrame
 from edge_server.pipeline.event_log import Event, EventLog
-from edge_server.pipeline.lane_feed import LaneFeed
+from edge_server.pipeline.lane_feed import LaneFeed, LaneLatency
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.perception import Detections, NetworkFrame
 from edge_server.pipeline.picture_feed import PictureFeed, Sight
