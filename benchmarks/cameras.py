@@ -61,7 +61,7 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lanes.agreement import LaneAgreement
-from edge_server.lanes.road_geometry import indexed_by_picture
+from edge_server.lanes.types import indexed_by_picture
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import LaneModel

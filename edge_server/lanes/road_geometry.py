@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from edge_server.lanes.paint import image_lines
-from edge_server.lanes.types import Ego, GroundLane, Polynomial
+from edge_server.lanes.types import Ego, GroundLane, Polynomial, ranked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,45 +232,7 @@ def _indices(fits: _Fits, stds_rad: Sequence[float]) -> list[int]:
     known = ~np.isnan(places) & (variance <= _LARGEST_OFFSET_STD_M**2)
     pairs = zip(places.tolist(), known.tolist(), strict=True)
     lefts = [left if is_known else None for left, is_known in pairs]
-    return _ranked(lefts, _FARTHEST_EGO_M)
-
-
-def _ranked(lefts: Sequence[float | None], farthest_ego: float) -> list[int]:
-    """Return the index of each line by how far to the left of the vehicle it is; 0 for None."""
-    indices = [0] * len(lefts)
-    sides: dict[int, list[tuple[float, int]]] = {-1: [], 1: []}
-    for place, left in enumerate(lefts):
-        if left is not None:
-            sides[-1 if left > 0 else 1].append((abs(left), place))
-    for side, lines in sides.items():
-        lines.sort()
-        # The ego lane's boundary is not seen where the nearest one is a lane away.
-        first = 1 if lines and lines[0][0] <= farthest_ego else 2
-        for rank, (_, place) in enumerate(lines):
-            indices[place] = side * (first + rank)
-    return indices
-
-
-def indexed_by_picture(lanes: Sequence[Lane], width: int, height: int) -> tuple[Lane, ...]:
-    """Return the lanes with an index by where each meets the bottom of the picture, left or right
-    of its middle. That is a guess: the camera may look aside, or be mounted there.
-
-    The nearer half of a line is extended straight to the bottom. A line that begins more than twice
-    its height above it has index 0.
-
-    Args:
-        width, height: of the frame, px.
-    """
-    lefts: list[float | None] = []
-    for lane in lanes:
-        points = lane.points
-        (x0, y0), (x1, y1) = points[0].tolist(), points[len(points) // 2].tolist()
-        below = height - y0
-        reaches = y0 > y1 and below <= 2 * (y0 - float(points[-1, 1]))
-        lefts.append(width / 2 - x0 - (x0 - x1) * below / (y0 - y1) if reaches else None)
-    indices = _ranked(lefts, math.inf)
-    pairs = zip(lanes, indices, strict=True)
-    return tuple([replace(lane, index=index) if index else lane for lane, index in pairs])
+    return ranked(lefts, _FARTHEST_EGO_M)
 
 
 def ego_of(lanes: Sequence[Lane]) -> Ego:

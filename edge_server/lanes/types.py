@@ -1,13 +1,16 @@
-"""Lanes: one frozen value from decode to MQTT, gRPC and the web page."""
+"""Lanes: one frozen value from decode to MQTT, gRPC and the web page, made of a network's rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from edge_server.errors import Reason
@@ -288,3 +291,41 @@ def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) ->
     counts = present.sum(axis=1).tolist()
     of_lanes = zip(points, present, scores.tolist(), counts, strict=True)
     return tuple([Lane(rows[mask], score) for rows, mask, score, count in of_lanes if count > 1])
+
+
+def ranked(lefts: Sequence[float | None], farthest_ego: float) -> list[int]:
+    """Return the index of each line by how far to the left of the vehicle it is; 0 for None."""
+    indices = [0] * len(lefts)
+    sides: dict[int, list[tuple[float, int]]] = {-1: [], 1: []}
+    for place, left in enumerate(lefts):
+        if left is not None:
+            sides[-1 if left > 0 else 1].append((abs(left), place))
+    for side, lines in sides.items():
+        lines.sort()
+        # The ego lane's boundary is not seen where the nearest one is a lane away.
+        first = 1 if lines and lines[0][0] <= farthest_ego else 2
+        for rank, (_, place) in enumerate(lines):
+            indices[place] = side * (first + rank)
+    return indices
+
+
+def indexed_by_picture(lanes: Sequence[Lane], width: int, height: int) -> tuple[Lane, ...]:
+    """Return the lanes with an index by where each meets the bottom of the picture, left or right
+    of its middle. That is a guess: the camera may look aside, or be mounted there.
+
+    The nearer half of a line is extended straight to the bottom. A line that begins more than twice
+    its height above it has index 0.
+
+    Args:
+        width, height: of the frame, px.
+    """
+    lefts: list[float | None] = []
+    for lane in lanes:
+        points = lane.points
+        (x0, y0), (x1, y1) = points[0].tolist(), points[len(points) // 2].tolist()
+        below = height - y0
+        reaches = y0 > y1 and below <= 2 * (y0 - float(points[-1, 1]))
+        lefts.append(width / 2 - x0 - (x0 - x1) * below / (y0 - y1) if reaches else None)
+    indices = ranked(lefts, math.inf)
+    pairs = zip(lanes, indices, strict=True)
+    return tuple([replace(lane, index=index) if index else lane for lane, index in pairs])

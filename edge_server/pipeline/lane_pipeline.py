@@ -20,8 +20,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.data_plane import MODEL_STUCK_S
-from edge_server.lanes.road_geometry import indexed_by_picture
-from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
+from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency, indexed_by_picture
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import (
     Detected,

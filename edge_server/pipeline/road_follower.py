@@ -15,11 +15,10 @@ from edge_server.lanes.road_geometry import (
     PitchDrift,
     PitchFilter,
     ego_of,
-    indexed_by_picture,
     road_of,
 )
 from edge_server.lanes.tracking import LaneTracker
-from edge_server.lanes.types import Departure, Ego, VehicleState
+from edge_server.lanes.types import Departure, Ego, VehicleState, indexed_by_picture
 from edge_server.pipeline.event_log import Event, LastingEvents
 
 if TYPE_CHECKING:

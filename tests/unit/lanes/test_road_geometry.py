@@ -12,8 +12,8 @@ from unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.paint import image_lines
-from edge_server.lanes.road_geometry import PitchFilter, ego_of, indexed_by_picture, road_of
-from edge_server.lanes.types import Ego, GroundLane, Lane, Polynomial
+from edge_server.lanes.road_geometry import PitchFilter, ego_of, road_of
+from edge_server.lanes.types import Ego, GroundLane, Lane, Polynomial, indexed_by_picture
 from edge_server.tools.road.scene import RoadScene, look
 
 
