@@ -66,13 +66,15 @@ class IdleModels:
         quiet, self._quiet = self._quiet, {}
         due: list[LoadedVersions] = []
         with self._table.lock:
-            busy = self._busy()
-            servings = [record.serving for record in self._table if record.name not in busy]
+            servings = [
+                serving
+                for record in self._table
+                if (serving := record.serving) and serving.model_spec.config.idle_unload_s
+            ]
+            busy = self._busy() if servings else ()
         for serving in servings:
-            if serving is None:
-                continue
             name, limit_s = serving.model_spec.name, _limit_s(serving)
-            if not limit_s or serving.idle:
+            if name in busy or not limit_s or serving.idle:
                 continue
             requests, before = _requests(serving), quiet.get(name)
             if before is None or before[:2] != (serving, requests) or _runs(serving):

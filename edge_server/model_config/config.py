@@ -384,7 +384,7 @@ class ModelConfig:
         """The inputs whose shapes may differ within a batch."""
         return frozenset() if self.ragged is None else self.ragged.inputs
 
-    @property
+    @cached_property
     def idle_unload_s(self) -> float:
         """After how many seconds without a request the model is unloaded; 0 is never."""
         return float(self.parameters.get(IDLE_UNLOAD_S, 0.0))
