@@ -25,9 +25,9 @@ from edge_server.cameras.source_uri import masked_uri, parse_source_uri
 from edge_server.cli.tables import REFRESH_S, LaneTable, result_text
 from edge_server.daemon.daemon import VERSION, Daemon
 from edge_server.errors import SettingsError, SourceError, Unavailable
-from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of
 from edge_server.mqtt.clients import try_broker
+from edge_server.pipeline import messages
 from edge_server.pipeline.perception import NetworkFrame, marks_of
 from edge_server.process.logs import set_up_logging
 from edge_server.settings import LogSection, Settings, read_settings
@@ -291,7 +291,7 @@ def _messages_to(inbox: Inbox) -> Listener:
     def add(lane_frame: LaneFrame, _: Frame | None) -> None:
         counter = counters[lane_frame.network if isinstance(lane_frame, NetworkFrame) else ""]
         now_ns = time.monotonic_ns()
-        message = payloads.lane_frame(lane_frame, identity, next(counter), now_ns)
+        message = messages.frame_payload(lane_frame, identity, next(counter), now_ns)
         inbox.add(message, lockstep=lane_frame.clock == "recording")
 
     return add

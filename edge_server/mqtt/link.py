@@ -19,6 +19,7 @@ from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
 from edge_server.mqtt.connection import KEEPALIVE_S, Connection
 from edge_server.mqtt.outbox import Outbox, Wake
+from edge_server.pipeline import messages
 from edge_server.pipeline.perception import NetworkFrame
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 from edge_server.process.threads import Backoff, Worker
@@ -446,7 +447,7 @@ class Link:
         if not frame.failure and age_s > LONGEST_AGE_S:
             feed.lost += 1
             return
-        payload = payloads.lane_frame(frame, feed.identity, seq, now_ns, self.mqtt.payload)
+        payload = messages.frame_payload(frame, feed.identity, seq, now_ns, self.mqtt.payload)
         envelope = Envelope(feed.session, seq, feed.now_ns() // 1_000_000)
         of_network = isinstance(frame, NetworkFrame)
         message = "NetworkFrame" if of_network else "LaneFrame"

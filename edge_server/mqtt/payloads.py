@@ -1,16 +1,8 @@
-"""Encodes the daemon's values as the bytes of MQTT messages: pure functions.
-
-Lanes are the proto3 JSON mapping of `edge/lanes/v1/lanes.proto`, of which
-`scripts/generate_proto` also makes the published JSON Schema. The points of a lane are two
-columns, `{"x": [...], "y": [...]}`, as in openpilot: a reader plots or stacks them without index
-arithmetic (nested pairs have no proto3 JSON mapping), they take half the bytes of a list of
-`{"x": .., "y": ..}`, and numpy yields them in one call instead of a loop over points.
-"""
+"""Encodes the daemon's states and events as the bytes of MQTT messages: pure functions."""
 
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,15 +19,12 @@ from edge_server.pipeline.messages import (
     PERCEPTION_SCHEMA,
     calibration_message,
     event_message,
-    lane_frame_fields,
-    network_frame_fields,
     reason_fields,
+    rfc3339,
 )
-from edge_server.pipeline.perception import NetworkFrame
 from edge_server.pipeline.vehicle import vehicle_state
 from edge_server.process.text import as_utf8
-from edge_server.proto.edge.lanes.v1 import health_pb2, lane_service_pb2, lanes_pb2
-from edge_server.proto.edge.perception.v1 import perception_pb2
+from edge_server.proto.edge.lanes.v1 import health_pb2, lane_service_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -47,7 +36,7 @@ if TYPE_CHECKING:
     from edge_server.board.watch import DeviceReport
     from edge_server.cameras.calibration import Calibration
     from edge_server.lanes.agreement import LaneVerdict
-    from edge_server.lanes.types import LaneFrame, VehicleState
+    from edge_server.lanes.types import VehicleState
     from edge_server.pipeline.event_log import Event
     from edge_server.settings.sections import PayloadFormat
 
@@ -189,36 +178,6 @@ def content_type(payload: PayloadFormat, message: str) -> str:
         return "application/json"
     package = "perception" if message == "NetworkFrame" else "lanes"
     return f"application/x-protobuf; messageType=edge.{package}.v1.{message}"
-
-
-def lane_frame(
-    frame: LaneFrame,
-    identity: Identity,
-    seq: int,
-    now_mono_ns: int,
-    payload: PayloadFormat = "json",
-) -> bytes:
-    """Return the message of `frame`, with its age at `now_mono_ns`; see `lane_frame_fields`, and
-    `network_frame_fields` of a NetworkFrame.
-
-    Args:
-        seq: count of this message on its topic, dropped ones included.
-    """
-    if isinstance(frame, NetworkFrame):
-        if payload == "protobuf":
-            fields = network_frame_fields(frame, identity, seq, now_mono_ns)
-            of_network: bytes = perception_pb2.NetworkFrame(**fields).SerializeToString()
-            return of_network
-        fields = network_frame_fields(frame, identity, seq, now_mono_ns, rfc3339)
-    elif payload == "protobuf":
-        fields = lane_frame_fields(frame, identity, seq, now_mono_ns)
-        return lanes_pb2.LaneFrame(**fields).SerializeToString()
-    else:
-        fields = lane_frame_fields(frame, identity, seq, now_mono_ns, rfc3339)
-    # As the proto3 JSON mapping has it: a double holds only 53 bits of a 64-bit integer.
-    for name in ("capture_mono_ns", "capture_epoch_ns"):
-        fields["time"][name] = str(fields["time"][name])
-    return _encode(fields)
 
 
 def status(identity: Identity, state: DeviceState, **more: Any) -> bytes:
@@ -580,9 +539,3 @@ def discovery(
             "qos": 1,
         }
     )
-
-
-def rfc3339(epoch_ns: int) -> str:
-    """Return the time as `2026-01-31T12:00:00.000000Z`."""
-    seconds, ns = divmod(epoch_ns, 1_000_000_000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{ns // 1000:06d}Z"

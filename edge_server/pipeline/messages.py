@@ -1,19 +1,26 @@
 """The messages of `edge/lanes/v1` and `edge/perception/v1`, made of the daemon's values.
 
 What leaves on MQTT and over gRPC is made here alone. A message is first the fields of its protobuf,
-as nested dictionaries: of those a protobuf is made in one step, and JSON by the proto3 mapping.
+as nested dictionaries: of those a protobuf is made in one step, and JSON by the proto3 mapping, of
+which `scripts/generate_proto` also makes the published JSON Schema. The points of a lane are two
+columns, `{"x": [...], "y": [...]}`, as in openpilot: a reader plots or stacks them without index
+arithmetic (nested pairs have no proto3 JSON mapping), they take half the bytes of a list of
+`{"x": .., "y": ..}`, and numpy yields them in one call instead of a loop over points.
 """
 
 from __future__ import annotations
 
+import time
 from functools import cached_property
 from math import isfinite
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from edge_server.errors import Reason
+from edge_server.lanes.types import LaneFrame
 from edge_server.pipeline.perception import (
     Classification,
     Detections,
@@ -26,12 +33,13 @@ from edge_server.proto.edge.lanes.v1 import events_pb2, lane_service_pb2, lanes_
 from edge_server.proto.edge.perception.v1 import perception_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from edge_server.board.board import Identity
     from edge_server.cameras.calibration import Calibration
-    from edge_server.lanes.types import Ego, Lane, LaneFrame
+    from edge_server.lanes.types import Ego, Lane
     from edge_server.pipeline.event_log import Event
+    from edge_server.settings.sections import PayloadFormat
 
 LANES_SCHEMA = "edge.lanes/1"
 PERCEPTION_SCHEMA = "edge.perception/1"
@@ -41,12 +49,19 @@ _UINT32 = 2**32
 _LONGEST_REASON = 500  # characters of a text that is sent with every frame or event
 _CODES = frozenset(lanes_pb2.ReasonCode.keys()[1:])
 _UPPER = np.triu_indices(4)
+_encode = msgspec.json.Encoder().encode
 
 
 def timestamp(epoch_ns: int) -> dict[str, int]:
     """Return the fields of a Timestamp, cut to microseconds."""
     seconds, ns = divmod(epoch_ns, 1_000_000_000)
     return {"seconds": seconds, "nanos": ns // 1000 * 1000}
+
+
+def rfc3339(epoch_ns: int) -> str:
+    """Return the time as `2026-01-31T12:00:00.000000Z`."""
+    seconds, ns = divmod(epoch_ns, 1_000_000_000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{ns // 1000:06d}Z"
 
 
 class Judgement(NamedTuple):
@@ -256,6 +271,38 @@ def _mask(found: Segmentation) -> dict[str, Any]:
     }
 
 
+def frame_payload(
+    frame: LaneFrame,
+    identity: Identity,
+    seq: int,
+    now_mono_ns: int,
+    payload: PayloadFormat = "json",
+) -> bytes:
+    """Return the message of `frame`, a NetworkFrame too, with its age at `now_mono_ns`.
+
+    Args:
+        seq: count of this message on its topic, dropped ones included.
+    """
+    kind, fields_of = _FORMS[type(frame)]
+    if payload == "protobuf":
+        binary: bytes = kind(**fields_of(frame, identity, seq, now_mono_ns)).SerializeToString()
+        return binary
+    fields = fields_of(frame, identity, seq, now_mono_ns, rfc3339)
+    # As the proto3 JSON mapping has it: a double holds only 53 bits of a 64-bit integer.
+    for name in ("capture_mono_ns", "capture_epoch_ns"):
+        fields["time"][name] = str(fields["time"][name])
+    return _encode(fields)
+
+
+# The kind of a frame's protobuf, and what makes its fields.
+_FORMS: Mapping[type[LaneFrame], tuple[Any, Callable[..., dict[str, Any]]]] = MappingProxyType(
+    {
+        LaneFrame: (lanes_pb2.LaneFrame, lane_frame_fields),
+        NetworkFrame: (perception_pb2.NetworkFrame, network_frame_fields),
+    }
+)
+
+
 class LaneMessage(msgspec.Struct, dict=True, eq=False):
     """The message of one frame for any number of readers; safe from any thread.
 
@@ -288,13 +335,10 @@ class LaneMessage(msgspec.Struct, dict=True, eq=False):
     def _lasting(self) -> tuple[bool, Any, bytes]:
         """Whether every lane is in the message; its kind; and the message at the capture."""
         frame = self.frame
-        if isinstance(frame, NetworkFrame):
-            fields = network_frame_fields(frame, self.identity, self.seq, frame.capture_mono_ns)
-            kind = perception_pb2.NetworkFrame
-            return True, kind, kind(**fields).SerializeToString()
-        fields = lane_frame_fields(frame, self.identity, self.seq, frame.capture_mono_ns)
-        complete = len(fields["lanes"]) == len(frame.lanes)
-        return complete, lanes_pb2.LaneFrame, lanes_pb2.LaneFrame(**fields).SerializeToString()
+        kind, fields_of = _FORMS[type(frame)]
+        fields = fields_of(frame, self.identity, self.seq, frame.capture_mono_ns)
+        complete = isinstance(frame, NetworkFrame) or len(fields["lanes"]) == len(frame.lanes)
+        return complete, kind, kind(**fields).SerializeToString()
 
 
 def event_message(event: Event, identity: Identity) -> events_pb2.Event:

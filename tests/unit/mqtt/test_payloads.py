@@ -32,6 +32,7 @@ from edge_server.lanes.types import (
     VehicleState,
 )
 from edge_server.mqtt import payloads
+from edge_server.pipeline import messages
 from edge_server.pipeline.messages import LaneMessage
 from edge_server.pipeline.perception import Detections, NetworkFrame
 from edge_server.proto.edge.lanes.v1 import lane_service_pb2, lanes_pb2
@@ -68,7 +69,7 @@ def frame(*lanes: Lane, epoch_ns: int = 1_790_000_000_123_456_789) -> LaneFrame:
 
 
 def to_json(value: LaneFrame, *, seq: int = 1187, age_ns: int = 21_500_000) -> Any:
-    return json.loads(payloads.lane_frame(value, IDENTITY, seq, CAPTURE_NS + age_ns))
+    return json.loads(messages.frame_payload(value, IDENTITY, seq, CAPTURE_NS + age_ns))
 
 
 GROUND = GroundLane(
@@ -409,9 +410,9 @@ def test_the_protobuf_payload_is_the_json_payload(age_ns: int, whole: bool, fail
     )
     now_ns = CAPTURE_NS + age_ns
     expected = json_format.ParseDict(
-        json.loads(payloads.lane_frame(sent, IDENTITY, 7, now_ns)), lanes_pb2.LaneFrame()
+        json.loads(messages.frame_payload(sent, IDENTITY, 7, now_ns)), lanes_pb2.LaneFrame()
     )
-    written = payloads.lane_frame(sent, IDENTITY, 7, now_ns, "protobuf")
+    written = messages.frame_payload(sent, IDENTITY, 7, now_ns, "protobuf")
     assert lanes_pb2.LaneFrame.FromString(written) == expected
     # As the lane service sends it.
     assert LaneMessage(sent, IDENTITY, 7).sent_at(now_ns) == expected

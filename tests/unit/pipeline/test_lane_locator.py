@@ -15,7 +15,7 @@ from edge_server.errors import Reason
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.road_geometry import ego_of
 from edge_server.lanes.types import LaneFrame
-from edge_server.mqtt import payloads
+from edge_server.pipeline import messages
 from edge_server.pipeline.road_follower import LaneLocator
 from edge_server.pixels import Image, PixelFormat
 
@@ -56,7 +56,7 @@ def test_a_frame_of_another_size_is_scaled_and_one_of_another_shape_says_so() ->
     camera, size = located.degraded
     assert camera == Reason("dark", "so")
     assert str(size).startswith("calibration_size: the frames have 640 x 480 px")
-    message = json.loads(payloads.lane_frame(located, Identity("d", "0", "b", "c"), 0, 0))
+    message = json.loads(messages.frame_payload(located, Identity("d", "0", "b", "c"), 0, 0))
     assert message["status"] == "FRAME_STATUS_DEGRADED"
     assert [reason.partition(":")[0] for reason in message["reasons"]] == [
         "dark",

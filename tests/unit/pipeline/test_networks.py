@@ -18,7 +18,7 @@ from edge_server.cameras import colour
 from edge_server.cameras.frame import Frame
 from edge_server.cameras.status import CameraState
 from edge_server.errors import InternalError, SettingsError, Unavailable
-from edge_server.mqtt import payloads
+from edge_server.pipeline import messages
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_feed import LaneFeed
 from edge_server.pipeline.lane_pipeline import LanePipeline
@@ -222,7 +222,7 @@ def test_an_old_frame_is_not_given_to_the_network_and_an_old_result_is_stale() -
     given.give(nv12(1))
     network.tick(0.0)
     (found,) = given.found
-    message = payloads.lane_frame(
+    message = messages.frame_payload(
         found, Identity("d", "0", "b", "c"), 0, found.capture_mono_ns + 20 * 10**9
     )
     assert b'"status":"FRAME_STATUS_STALE"' in message

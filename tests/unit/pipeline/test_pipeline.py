@@ -22,7 +22,7 @@ from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SettingsError, Unavailable
 from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
-from edge_server.mqtt import payloads
+from edge_server.pipeline import messages
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
 from edge_server.pixels import Image
@@ -106,7 +106,7 @@ def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:
     loop, delivered = pipeline(Broken(), frame(0))
     loop.tick(0.0)
     message = json.loads(
-        payloads.lane_frame(
+        messages.frame_payload(
             delivered[0], Identity("d", "0", "b", "c"), 0, delivered[0].capture_mono_ns
         )
     )
@@ -155,7 +155,7 @@ def test_after_a_recording_has_ended_the_listeners_learn_so_every_second() -> No
         loop.tick(now)
     _, *ended = delivered
     assert [(each.frame_id, each.failure_reason) for each in ended] == [(41, "ended")] * 2
-    message = json.loads(payloads.lane_frame(ended[0], Identity("d", "0", "b", "c"), 0, 0))
+    message = json.loads(messages.frame_payload(ended[0], Identity("d", "0", "b", "c"), 0, 0))
     assert message["status"] == "FRAME_STATUS_INVALID"
     assert message["reason_details"] == [
         {"code": "REASON_CODE_ENDED", "text": "it ended after 42 frames"}
@@ -422,7 +422,7 @@ def test_lanes_that_are_older_than_the_camera_s_bound_are_stale() -> None:
     for age_ms, status in ((50, "FRAME_STATUS_OK"), (51, "FRAME_STATUS_STALE")):
         now_ns = lane_frame.capture_mono_ns + age_ms * 1_000_000
         message = json.loads(
-            payloads.lane_frame(lane_frame, Identity("d", "0", "b", "c"), 0, now_ns)
+            messages.frame_payload(lane_frame, Identity("d", "0", "b", "c"), 0, now_ns)
         )
         assert message["status"] == status
 

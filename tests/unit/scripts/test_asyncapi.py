@@ -17,6 +17,7 @@ from edge_server.lanes.agreement import LaneAgreement
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.mqtt import payloads
 from edge_server.mqtt.payloads import Topics
+from edge_server.pipeline import messages
 from edge_server.pipeline.event_log import Event
 from edge_server.pipeline.perception import Detections, NetworkFrame
 from edge_server.repository.channel import ChannelReport
@@ -106,7 +107,7 @@ EVENT = Event("model", "instant", "ready", "", 1, 2, id=3, model="lanes")
         ("CameraStatus", payloads.camera_status("ok", None, networks={"signs": "late: 1 s"})),
         ("Verdict", payloads.verdict("new", "candidate", "lanes", LaneAgreement().verdict())),
         ("Channel", msgspec.json.encode(ChannelReport("lanes"))),
-        ("NetworkFrame", payloads.lane_frame(OBJECTS, IDENTITY, 0, 0)),
+        ("NetworkFrame", messages.frame_payload(OBJECTS, IDENTITY, 0, 0)),
         ("Calibration", payloads.calibration(CALIBRATION)),
         ("Event", payloads.event(EVENT, IDENTITY)),
     ],

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from edge_server.cli import fleet
 from edge_server.mqtt import payloads
+from edge_server.pipeline import messages
 from edge_server.repository.channel import ChannelReport
 
 NOW_S = 1_800_000_000.0
@@ -24,7 +25,7 @@ def retained(
     device: str, *channels: ChannelReport, heard_s: float = 5.0, state: str = "online"
 ) -> Any:
     at = f"{payloads.PREFIX}/{device}"
-    health = {"time": {"time": payloads.rfc3339(int((NOW_S - heard_s) * 1e9))}}
+    health = {"time": {"time": messages.rfc3339(int((NOW_S - heard_s) * 1e9))}}
     return {
         f"{at}/status": json.dumps({"state": state, "version": "1.0"}).encode(),
         f"{at}/health": json.dumps(health).encode(),
