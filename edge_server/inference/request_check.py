@@ -27,8 +27,26 @@ _BATCH_NOTE = (
 
 def check_request(config: ModelConfig, request: InferRequest) -> None:
     """Raise InvalidRequest where names, types or shapes differ from the model's."""
-    if _fits(config, request):
-        return
+    # Most requests have every input, with the type and shape that the model states; of the others
+    # the checks of each find what is wrong, if anything is.
+    inputs = request.inputs
+    if inputs.keys() != config.input_names or not config.output_names.issuperset(request.outputs):
+        return _check_each(config, request)
+    batch_sizes = set()
+    for name, (datatype, expected, fixed) in config.full_inputs.items():
+        array = inputs[name].array
+        if array.dtype != datatype.numpy or len(array.shape) != len(expected):
+            return _check_each(config, request)
+        if [at for at, size in fixed if array.shape[at] != size]:
+            return _check_each(config, request)
+        batch_sizes.add(array.shape[0] if expected else 0)
+    most = config.max_batch_size
+    if most and not (len(batch_sizes) == 1 and 1 <= batch_sizes.pop() <= most):
+        _check_each(config, request)
+    return None
+
+
+def _check_each(config: ModelConfig, request: InferRequest) -> None:
     inputs = request.inputs
     check_names(config, request.id, inputs.keys(), request.outputs)
     batch_sizes = {
@@ -39,25 +57,6 @@ def check_request(config: ModelConfig, request: InferRequest) -> None:
         if spec.name in inputs
     }
     check_batch_sizes(config, request.id, batch_sizes)
-
-
-def _fits(config: ModelConfig, request: InferRequest) -> bool:
-    """Whether every input is there, and has the type and shape that the model states; where not,
-    the other checks find what is wrong, if anything is."""
-    inputs = request.inputs
-    if inputs.keys() != config.input_names or not config.output_names.issuperset(request.outputs):
-        return False
-    batch_sizes = set()
-    for name, (datatype, expected, fixed) in config.full_inputs.items():
-        array = inputs[name].array
-        if array.dtype != datatype.numpy or len(array.shape) != len(expected):
-            return False
-        if [at for at, size in fixed if array.shape[at] != size]:
-            return False
-        batch_sizes.add(array.shape[0] if expected else 0)
-    if config.max_batch_size == 0:
-        return True
-    return len(batch_sizes) == 1 and 1 <= batch_sizes.pop() <= config.max_batch_size
 
 
 def check_batch_sizes(config: ModelConfig, request_id: str, batch_sizes: Mapping[str, int]) -> None:
