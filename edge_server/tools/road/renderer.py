@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_server.cameras.frame import Recording
 from edge_server.tools.road.scene import (
+    CLEAR,
     FARTHEST_M,
     TEXTURE_MIDDLE,
     TEXTURE_PX,
@@ -394,6 +395,8 @@ def draw(view: View, scene: RoadScene, distance_m: float) -> NDArray[np.uint8]:
     draw_roadside(image, view, scene, distance_m)
     for vehicle in sorted(scene.vehicles, key=attrgetter("ahead_m"), reverse=True):
         draw_vehicle(image, view, vehicle, distance_m)
+    if scene.conditions == CLEAR:
+        return image
     return expose(image, view, scene, distance_m)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
-from edge_server.tools.road.scene import CLEAR, fill_polygons, marks_ahead
+from edge_server.tools.road.scene import fill_polygons, marks_ahead
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,12 +31,9 @@ def expose(
 ) -> NDArray[np.uint8]:
     """Return the picture that the scene's conditions make of a painted road by clear daylight.
 
-    The same arguments always give the same picture; a clear day gives `image` itself. No pixel of
-    the road is moved.
+    The same arguments always give the same picture. No pixel of the road is moved.
     """
     weather = scene.conditions
-    if weather == CLEAR:
-        return image
     rng = np.random.default_rng((weather.seed, round(abs(distance_m) * 100)))
     if weather.snow:
         _pile_snow(image, view, scene, distance_m)
