@@ -56,8 +56,9 @@ def is_directory(path: Path) -> bool:
 def listed(directory: Path, pattern: str) -> list[Path]:
     """Return the matches of `pattern` in `directory`, in natural order: video2 before video10."""
     # It takes half the time of `Path.glob`, every second.
-    found = (directory / name for name in glob(pattern, root_dir=directory))  # noqa: PTH207
-    return sorted(found, key=lambda path: (len(path.name), str(path)))
+    found = [directory / name for name in glob(pattern, root_dir=directory)]  # noqa: PTH207
+    found.sort(key=lambda path: (len(path.name), str(path)))
+    return found
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,7 @@ class LaneLatency:
 
     def frames(self) -> int:
         """Return how many frames of the present cameras have had lanes."""
-        return sum(each.at_most[-1] for each in self.end_to_end().values())
+        return sum([each.at_most[-1] for each in self.end_to_end().values()])
 
     def stages(self) -> Mapping[tuple[str, ...], Distribution]:
         """Return (camera, stage) → latency distribution."""
