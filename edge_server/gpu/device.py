@@ -625,9 +625,10 @@ class Devices:
         if self._lost is not None:
             raise self._lost
         now = time.monotonic()
-        if self.awaited and now - self._looked_s >= self._look_s:
+        if now - self._looked_s >= self._look_s:
             self._looked_s = now
-            self._look_for_awaited()
+            if self.awaited:
+                self._look_for_awaited()
 
     def close(self) -> None:
         """Close all GPUs; no object made on them may be used afterwards."""

@@ -215,7 +215,7 @@ class Worker:
         """
         at, limit_s = self._heartbeat
         age_s = awake.since(at)
-        if not self.alive or age_s <= limit_s / 2:
+        if age_s <= limit_s / 2 or not self.alive:
             return False
         now_s = waits_s()
         if self._late[0] != at:
