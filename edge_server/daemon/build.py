@@ -212,11 +212,7 @@ def build_lanes(
         tracer=None if inference.spans is None else inference.tracer,
         road=lambda calibration: road_follower(settings, calibration, vehicle, events),
         frame_listeners=(pictures, *(() if recorder is None else (recorder,))),
-        network_listeners=(
-            *network_listeners,
-            publisher.publish_network,
-            lambda frame: networks(frame, None, f"{frame.camera}/{frame.network}"),
-        ),
+        network_listeners=(*network_listeners, publisher.publish_lanes, networks),
         network_recorder=recorder,
     )
     return Lanes(

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +17,7 @@ from edge_server.mqtt import payloads
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.link import EventFeed, Feed, Link, contents_of
 from edge_server.mqtt.payloads import Topics
+from edge_server.pipeline.perception import NetworkFrame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from edge_server.lanes.agreement import LaneVerdict
     from edge_server.lanes.types import LaneFrame
     from edge_server.pipeline.event_log import EventLog
-    from edge_server.pipeline.perception import NetworkFrame
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.process.histogram import Distribution
     from edge_server.process.threads import Worker
@@ -79,8 +80,8 @@ class Publisher:
         self._outbox = self._feed.outbox
         self._outbox.put_state(self._topics.status, payloads.status(identity, "starting"))
         self._seq: dict[str, Iterator[int]] = defaultdict(itertools.count)
-        self._lanes_of: dict[str, str | None] = {}  # topics by cameras
-        self._networks: dict[tuple[str, str], str] = {}  # likewise, by their networks
+        # Topics by cameras and their networks; without one of the latter, those of lanes.
+        self._live: dict[tuple[str, str], str | None] = {}
         self._models: set[str] = set()  # that have a topic
         # Replaced, never changed: two threads read them.
         self._cameras: dict[str, Calibration | None] = {}
@@ -232,25 +233,18 @@ class Publisher:
         self._put_state(self._topics.health, payload)
 
     def publish_lanes(self, frame: LaneFrame, _: Frame | None = None) -> None:
-        """Offer a frame's lanes; the newest frame of each camera wins. Never raises."""
-        link, camera = self._link, frame.camera
-        if link is None:
-            return
-        if camera not in self._lanes_of:
-            self._lanes_of[camera] = self._topic(self._topics.lanes, camera)
-        topic = self._lanes_of[camera]
-        if topic is not None and self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
-            link.ring()
-
-    def publish_network(self, frame: NetworkFrame) -> None:
-        """Offer what a network found in a frame; the newest frame of each network wins."""
+        """Offer a frame's lanes, or what a network found in it; of each camera, and of each of its
+        networks, the newest frame wins. Never raises."""
         if (link := self._link) is None:
             return
-        key = frame.camera, frame.network
-        if key not in self._networks:
-            self._networks[key] = self._topics.network(*key)  # settings have such names alone
-        topic = self._networks[key]
-        if self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
+        key = frame.camera, frame.network if isinstance(frame, NetworkFrame) else ""
+        if key not in self._live:
+            topic_of = (
+                partial(self._topics.network, network=key[1]) if key[1] else self._topics.lanes
+            )
+            self._live[key] = self._topic(topic_of, frame.camera)
+        topic = self._live[key]
+        if topic is not None and self._outbox.put_live(topic, (next(self._seq[topic]), frame)):
             link.ring()
 
     def publish_channel(self, report: ChannelReport) -> None:
@@ -271,7 +265,7 @@ class Publisher:
 
     def holds(self, camera: str) -> bool:
         """Whether lanes of a camera wait for the broker, which its next ones would replace."""
-        topic = self._lanes_of.get(camera)
+        topic = self._live.get((camera, ""))
         return self.on and topic is not None and self._outbox.holds_live(topic)
 
     def publish_camera_status(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.errors import DeadlineExceeded
 from edge_server.pipeline.messages import LaneMessage
+from edge_server.pipeline.perception import NetworkFrame
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
 
 if TYPE_CHECKING:
@@ -39,13 +40,12 @@ class LaneFeed:
         self._lock = threading.Lock()
         self._readers: tuple[LaneReader, ...] = ()
 
-    def __call__(self, lane_frame: LaneFrame, _: Frame | None = None, source: str = "") -> None:
-        """Give a frame's lanes to every reader of its camera; for one thread of each camera.
-
-        Args:
-            source: CAMERA/NETWORK, which stands for a camera in a feed of networks.
-        """
-        camera = source or lane_frame.camera
+    def __call__(self, lane_frame: LaneFrame, _: Frame | None = None) -> None:
+        """Give a frame's lanes to every reader of its camera; for one thread of each camera. In a
+        feed of networks CAMERA/NETWORK stands for the camera."""
+        camera = lane_frame.camera
+        if isinstance(lane_frame, NetworkFrame):
+            camera = f"{camera}/{lane_frame.network}"
         message = LaneMessage(lane_frame, self._identity, next(self._seq[camera]))
         with self._lock:
             self._newest[camera] = message

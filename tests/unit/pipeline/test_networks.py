@@ -309,7 +309,7 @@ def test_a_stream_of_networks_has_their_messages() -> None:
     reader = feed.open(["front/n0"])
     given.give(nv12(7))
     given.networks[0].tick(0.0)
-    feed(given.found[0], None, "front/n0")
+    feed(given.found[0])
     delivery = reader.take(0.0)
     assert delivery is not None
     message = delivery.message.sent_at(time.monotonic_ns())

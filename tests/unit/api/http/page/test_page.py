@@ -437,7 +437,7 @@ def test_marks_of_the_last_half_second_are_with_the_picture() -> None:
             task="detection",
             result=boxes,
         )
-        networks(found, None, f"front/{name}")
+        networks(found)
     frame = Frame(1, Image.of_bgr(np.zeros((36, 64, 3), np.uint8)), 10**9, 0)
     lanes = LaneFrame("front", 1, 0, 10**9, 0, 64, 36, "lane_detection")
     written = PictureWriter(IDENTITY, networks)(Sight(lanes, frame, 10**9), 64)
