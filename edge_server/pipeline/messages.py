@@ -425,7 +425,7 @@ def _lanes(lanes: Iterable[Lane]) -> list[dict[str, Any]]:
                 },
             }
         of_lane["predicted"] = lane.predicted
-        if all(map(isfinite, numbers)):
+        if isfinite(sum(numbers)):
             fields.append(of_lane)
     return fields
 
