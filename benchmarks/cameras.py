@@ -61,7 +61,6 @@ from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
 from edge_server.lanes.agreement import LaneAgreement
-from edge_server.lanes.types import indexed_by_picture
 from edge_server.model_config.config import ModelConfig
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import LaneModel
@@ -354,7 +353,7 @@ def print_verdicts(count: int) -> None:
             (repository / "laneDetect_model/1/model.onnx").write_bytes(network)
             plane = load_models(repository, stack)
             model = LaneModel(plane, "lane_detection", UsefulSize(), FairShares())
-            return [indexed_by_picture(model.detect(f).lanes, *f.size) for f in frames]
+            return [model.detect(f).lanes for f in frames]
 
     served = lanes_with(shipped.read_bytes())
     for kind, deviations in _NOISE.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -279,18 +279,48 @@ class LaneFrame:
         return 0 if self.clock == "recording" else now_mono_ns - self.capture_mono_ns
 
 
-def lanes_from_rows(points: NDArray[np.float32], scores: NDArray[np.float32]) -> tuple[Lane, ...]:
+def lanes_from_rows(
+    points: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    size: tuple[int, int] | None = None,
+) -> tuple[Lane, ...]:
     """Return lanes as polylines, without the rows on which the lane has no point.
 
     Args:
         points: (K, 72, 2) float32, (x, y) in px, bottom row first, x < 0 where absent.
         scores: (K,) float32, 0..1.
+        size: width and height of the picture, px; lanes have an index by `indices_by_picture`
+            where it is given.
     """
     # A NaN coordinate stays: the payload reports such a lane and leaves it out.
     present = ~(points[..., 0] < 0)
     counts = present.sum(axis=1).tolist()
     of_lanes = zip(points, present, scores.tolist(), counts, strict=True)
-    return tuple([Lane(rows[mask], score) for rows, mask, score, count in of_lanes if count > 1])
+    kept = [(rows[mask], score) for rows, mask, score, count in of_lanes if count > 1]
+    indices = [0] * len(kept)
+    if size is not None:
+        indices = indices_by_picture([rows for rows, _ in kept], *size)
+    numbered = zip(kept, indices, strict=True)
+    return tuple([Lane(rows, score, index=index) for (rows, score), index in numbered])
+
+
+def indices_by_picture(lines: Sequence[NDArray[np.float32]], width: int, height: int) -> list[int]:
+    """Return the index of each line, (N, 2) px, by where it meets the bottom of the picture, left
+    or right of its middle. That is a guess: the camera may look aside, or be mounted there.
+
+    The nearer half of a line is extended straight to the bottom. A line that begins more than twice
+    its height above it has index 0.
+
+    Args:
+        width, height: of the frame, px.
+    """
+    lefts: list[float | None] = []
+    for points in lines:
+        (x0, y0), (x1, y1) = points[0].tolist(), points[len(points) // 2].tolist()
+        below = height - y0
+        reaches = y0 > y1 and below <= 2 * (y0 - float(points[-1, 1]))
+        lefts.append(width / 2 - x0 - (x0 - x1) * below / (y0 - y1) if reaches else None)
+    return ranked(lefts, math.inf)
 
 
 def ranked(lefts: Sequence[float | None], farthest_ego: float) -> list[int]:
@@ -307,25 +337,3 @@ def ranked(lefts: Sequence[float | None], farthest_ego: float) -> list[int]:
         for rank, (_, place) in enumerate(lines):
             indices[place] = side * (first + rank)
     return indices
-
-
-def indexed_by_picture(lanes: Sequence[Lane], width: int, height: int) -> tuple[Lane, ...]:
-    """Return the lanes with an index by where each meets the bottom of the picture, left or right
-    of its middle. That is a guess: the camera may look aside, or be mounted there.
-
-    The nearer half of a line is extended straight to the bottom. A line that begins more than twice
-    its height above it has index 0.
-
-    Args:
-        width, height: of the frame, px.
-    """
-    lefts: list[float | None] = []
-    for lane in lanes:
-        points = lane.points
-        (x0, y0), (x1, y1) = points[0].tolist(), points[len(points) // 2].tolist()
-        below = height - y0
-        reaches = y0 > y1 and below <= 2 * (y0 - float(points[-1, 1]))
-        lefts.append(width / 2 - x0 - (x0 - x1) * below / (y0 - y1) if reaches else None)
-    indices = ranked(lefts, math.inf)
-    pairs = zip(lanes, indices, strict=True)
-    return tuple([replace(lane, index=index) if index else lane for lane, index in pairs])

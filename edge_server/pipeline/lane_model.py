@@ -296,7 +296,7 @@ class LaneModel:
     def detect(
         self, frame: Frame, deadline: float | None = None, trace: Trace | None = None
     ) -> Detected:
-        """Return the lanes of `frame`, in px of the camera's picture.
+        """Return the lanes of `frame`, in px of the camera's picture, which gives them an index.
 
         Args:
             deadline: `time.monotonic()` at which the request expires; None is never.
@@ -357,7 +357,7 @@ class LaneModel:
             response.model_name,
             response.model_version,
             stage_latency(queue_ns, response.timings),
-            lanes_from_rows(points, scores[0]),
+            lanes_from_rows(points, scores[0], frame.size),
         )
 
     def grey_image(self, *, live: bool) -> Image:

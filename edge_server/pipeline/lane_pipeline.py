@@ -20,7 +20,7 @@ from edge_server.errors import (
     may_pass,
 )
 from edge_server.inference.data_plane import MODEL_STUCK_S
-from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency, indexed_by_picture
+from edge_server.lanes.types import LONGEST_AGE_S, LaneFrame, StageLatency
 from edge_server.pipeline.fair_shares import FairShares
 from edge_server.pipeline.lane_model import (
     Detected,
@@ -357,9 +357,6 @@ class LanePipeline:
         if detected is None:
             detected = Detected(self.model, "", StageLatency(), ())
         width, height = frame.size
-        lanes = detected.lanes
-        if self._road is None:
-            lanes = indexed_by_picture(lanes, width, height)
         return LaneFrame(
             camera=self.camera.name,
             frame_id=frame.id,
@@ -371,7 +368,7 @@ class LanePipeline:
             model_name=detected.model_name,
             model_version=detected.model_version,
             latency_us=detected.latency_us,
-            lanes=lanes,
+            lanes=detected.lanes,
             failure=failure,
             failure_reason=failure_reason,
             max_age_ms=self._max_age_ms,

@@ -18,7 +18,7 @@ from edge_server.lanes.road_geometry import (
     road_of,
 )
 from edge_server.lanes.tracking import LaneTracker
-from edge_server.lanes.types import Departure, Ego, VehicleState, indexed_by_picture
+from edge_server.lanes.types import Departure, Ego, VehicleState
 from edge_server.pipeline.event_log import Event, LastingEvents
 
 if TYPE_CHECKING:
@@ -173,9 +173,8 @@ class LaneLocator:
         if model is None:
             lens = self.calibration.model.lens
             width, height = lane_frame.width, lane_frame.height
-            lanes = indexed_by_picture(lane_frame.lanes, width, height)
             return _degraded(
-                replace(lane_frame, lanes=lanes),
+                lane_frame,
                 "calibration_size",
                 f"the frames have {width} x {height} px, another shape than the {lens.width} x "
                 f"{lens.height} px of the calibration; the lanes are not on the road",

@@ -13,7 +13,7 @@ from unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.paint import image_lines
 from edge_server.lanes.road_geometry import PitchFilter, ego_of, road_of
-from edge_server.lanes.types import Ego, GroundLane, Lane, Polynomial, indexed_by_picture
+from edge_server.lanes.types import Ego, GroundLane, Lane, Polynomial, indices_by_picture
 from edge_server.tools.road.scene import RoadScene, look
 
 
@@ -76,7 +76,7 @@ def test_a_line_beyond_a_lane_that_is_not_seen_is_not_the_ego_lanes() -> None:
 def test_without_a_calibration_the_place_is_guessed_by_the_picture(curvature: float) -> None:
     lanes = lanes_of(FlatRoad(offset_m=0.3, curvature=curvature), CAMERA, (-1.5, 0.5, 1.5, -0.5))
     size = CAMERA.lens.width, CAMERA.lens.height
-    assert [lane.index for lane in indexed_by_picture(lanes, *size)] == [2, -1, -2, 1]
+    assert indices_by_picture([lane.points for lane in lanes], *size) == [2, -1, -2, 1]
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_without_a_calibration_the_place_is_guessed_by_the_picture(curvature: fl
 def test_a_line_that_does_not_show_where_it_meets_the_bottom_has_no_place(
     points: list[list[float]],
 ) -> None:
-    whole = Lane(np.array([[300, 710], [400, 560], [500, 410]], np.float32), 0.9)
-    lanes = indexed_by_picture([Lane(np.array(points, np.float32), 0.9), whole], 1280, 720)
-    assert [lane.index for lane in lanes] == [0, -1]
+    whole = np.array([[300, 710], [400, 560], [500, 410]], np.float32)
+    lines = [np.array(points, np.float32), whole]
+    assert indices_by_picture(lines, 1280, 720) == [0, -1]
 
 
 def test_a_short_line_has_no_cubic_term_and_one_of_few_points_no_ground() -> None:
