@@ -272,11 +272,12 @@ class Recording:
         self._count = 0
 
     def read(self) -> Frame | None:
+        # Made before it is due, an image would take processors from the frame before it.
+        due_ns = self.pace.wait()
         first, self._first = self._first, None
         image = next(self._images, None) if first is None else first
         if image is None:
             return None
-        due_ns = self.pace.wait()
         self._count += 1
         bgr = Image(PixelFormat.BGR, (image,))
         frame = Frame(self._count - 1, bgr, time.monotonic_ns(), time.time_ns())
