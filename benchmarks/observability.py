@@ -67,8 +67,8 @@ def main() -> None:
     histograms, requests = Histograms(FRAME_BOUNDS_S), RequestMetrics()
     print(f"Python {sys.version.split()[0]}, median of {ROUNDS}, processor time per call")
     for name, call, threads in (
-        ("an observation", lambda: histograms.observe(("front", "infer"), 0.012), 1),
-        ("an observation, 4 threads on one series", lambda: histograms.observe(("a",), 0.012), 4),
+        ("an observation", lambda: histograms.observe({("front", "infer"): 0.012}), 1),
+        ("an observation, 4 threads on one series", lambda: histograms.observe({("a",): 0.012}), 4),
         ("a request counted", lambda: requests.responded("grpc", "m", 0), 1),
         ("a request, tracing off", traced(Tracer()), 1),
         ("a request, tracing on, none chosen", traced(Tracer(sender=sender(0.0))), 1),

@@ -77,7 +77,7 @@ class RequestMetrics:
         """Count a request to the loaded `model` that has its response; `began_ns` is when it had
         been read.
         """
-        self._latency.observe((model, protocol), (time.monotonic_ns() - began_ns) / 1e9)
+        self._latency.observe({(model, protocol): (time.monotonic_ns() - began_ns) / 1e9})
 
     def failed(self, protocol: Protocol, code: str) -> None:
         """Count a request that was refused or has failed with the status `code`: `UNAVAILABLE`,

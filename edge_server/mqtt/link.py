@@ -455,7 +455,7 @@ class Link:
             feed.lost += 1
             return
         if not (frame.failure or of_network):
-            feed.latency.observe_all({(frame.camera,): age_s})
+            feed.latency.observe({(frame.camera,): age_s})
         if frame.trace is not None:
             frame.trace.published()
 

@@ -271,7 +271,7 @@ class LaneLatency:
         if 1e3 * age_s <= lane_frame.max_age_ms:
             self._valid_ns[camera] = now_ns
         self._newest[camera] = len(lanes), max([lane.score for lane in lanes], default=0.0)
-        self._stages.observe_all(
+        self._stages.observe(
             {
                 (camera, "queue"): latency_us.queue / 1e6,
                 (camera, "preprocess"): latency_us.preprocess / 1e6,
@@ -279,7 +279,7 @@ class LaneLatency:
                 (camera, "postprocess"): latency_us.postprocess / 1e6,
             }
         )
-        self._end_to_end.observe_all({(camera,): age_s})
+        self._end_to_end.observe({(camera,): age_s})
 
     def frames(self) -> int:
         """Return how many frames of the present cameras have had lanes."""

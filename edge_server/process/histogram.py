@@ -54,10 +54,7 @@ class Histograms:
         self._lock = threading.Lock()
         self._series: dict[tuple[str, ...], Buckets] = {}
 
-    def observe(self, labels: tuple[str, ...], seconds: float) -> None:
-        self.observe_all({labels: seconds})
-
-    def observe_all(self, seconds_of: Mapping[tuple[str, ...], float]) -> None:
+    def observe(self, seconds_of: Mapping[tuple[str, ...], float]) -> None:
         """Count one duration for each set of labels."""
         with self._lock:
             for labels, seconds in seconds_of.items():

@@ -14,7 +14,7 @@ from edge_server.process.histogram import Histograms
 def test_each_bucket_counts_what_is_no_longer_than_its_bound(seconds: list[float]) -> None:
     histograms = Histograms((0.1, 1.0))
     for each in seconds:
-        histograms.observe(("a",), each)
+        histograms.observe({("a",): each})
     found = histograms.distributions().get(("a",))
     if not seconds:
         assert found is None
@@ -33,8 +33,8 @@ def test_observations_of_many_threads_add_up() -> None:
 
     def observe() -> None:
         for _ in range(2000):
-            histograms.observe(("a",), 0.5)
-            histograms.observe(("b",), 2.0)
+            histograms.observe({("a",): 0.5})
+            histograms.observe({("b",): 2.0})
 
     threads = [threading.Thread(target=observe) for _ in range(4)]
     for thread in threads:
@@ -48,7 +48,7 @@ def test_observations_of_many_threads_add_up() -> None:
 
 def test_what_is_forgotten_begins_anew() -> None:
     histograms = Histograms((1.0,))
-    histograms.observe(("a", "x"), 0.5)
-    histograms.observe(("b", "x"), 0.5)
+    histograms.observe({("a", "x"): 0.5})
+    histograms.observe({("b", "x"): 0.5})
     histograms.forget("a")
     assert set(histograms.distributions()) == {("b", "x")}

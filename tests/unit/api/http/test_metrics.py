@@ -330,7 +330,7 @@ def test_every_metric_of_the_reference_is_exported_with_its_labels(tmp_path: Pat
     requests.responded("grpc", "m", time.monotonic_ns())
     requests.failed("grpc", "UNAVAILABLE")
     latency(lane_frame(), None)
-    histograms.observe(("front",), 0.05)
+    histograms.observe({("front",): 0.05})
     broker = Broker()
     broker.latency = histograms.distributions()
     parts = sources(
