@@ -333,6 +333,8 @@ def channel_options(settings: Grpc, *, unix: bool) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         # On, gRPC would refuse calls of a client that keeps to max_streams, because a stream counts
         # for a moment longer here than at the client. Such a client waits for a free stream.
+        # So a client that resets calls faster than they are taken fills gRPC's backlog of their
+        # method, and such calls of others on TCP end as CANCELLED meanwhile.
         ("grpc.http.overload_protection", 0),
         ("grpc.max_allowed_incoming_connections", connections),
         # gRPC would decompress a message before anything can count it.
