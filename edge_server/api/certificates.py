@@ -28,6 +28,7 @@ _TOO_OPEN = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 _LONGEST_FILE_BYTES = 512 * 1024
 # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _OUT_OF_DATE = {9: "is not valid yet", 10: "has expired"}
+_INVALID_PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE
 # OpenSSL's words for the key of another certificate, the second one for a key of another kind.
 _OTHER_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 
@@ -100,29 +101,35 @@ class CertificateFiles(NamedTuple):
             else:
                 fault = f"key: {tls.key}: holds no private key in PEM form without a password"
             raise SettingsError(f"{self.section}.{fault}") from None
+        if self._fault_for_clients() == _INVALID_PURPOSE:
+            raise SettingsError(
+                f"{self.section}.certificate: {tls.certificate}: is not one of a server; give one "
+                "with serverAuth in its extendedKeyUsage, or without that extension"
+            )
         if self.client_ca is not None:
             _try_certificates(f"{self.section}.client_ca", tls.client_ca, self.client_ca)
 
     def check_age(self, tls: Tls, before: CertificateFiles) -> None:
         """Raises: SettingsError: the certificate is not valid now, and that of `before` is."""
-        fault = self._out_of_date()
-        if fault and not before._out_of_date():
+        fault = _OUT_OF_DATE.get(self._fault_for_clients())
+        if fault and before._fault_for_clients() not in _OUT_OF_DATE:
             raise SettingsError(
                 f"{self.section}.certificate: {tls.certificate}: {fault}; give one that is valid"
             )
 
-    def _out_of_date(self) -> str:
+    def _fault_for_clients(self) -> int:
+        """Return OpenSSL's code of why clients that know the certificate refuse it; 0 for none."""
         server, client = _context(), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self.load_into(server)
-        server.verify_mode, client.check_hostname = ssl.CERT_NONE, False
+        self._present(server)
+        client.check_hostname = False
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         with _as_file(self.certificate) as certificate:
             client.load_verify_locations(certificate)
         try:
             _shake_hands(server, client)
         except ssl.SSLCertVerificationError as error:
-            return _OUT_OF_DATE.get(error.verify_code, "")
-        return ""
+            return error.verify_code
+        return 0
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Have new connections of `context` see these files, which are valid."""

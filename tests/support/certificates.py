@@ -34,8 +34,10 @@ class Authority:
         begins_in_days: int = -10,
         curve: ec.EllipticCurve | None = None,
         addresses: Sequence[str] = ("127.0.0.1",),
+        purpose: x509.ObjectIdentifier | None = None,
     ) -> tuple[Path, Path]:
-        """The files of a certificate and its key; negative `days` have passed since its end."""
+        """The files of a certificate and its key; negative `days` have passed since its end. None
+        is of every purpose."""
         key = ec.generate_private_key(curve or ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate_path, key_path = self._folder / f"{name}.crt", self._folder / f"{name}.key"
@@ -45,6 +47,7 @@ class Authority:
             days=days,
             begins_in_days=begins_in_days,
             addresses=addresses,
+            purpose=purpose,
         )
         certificate_path.write_bytes(_pem(signed))
         key_path.touch(mode=0o600)
@@ -66,10 +69,11 @@ class Authority:
         days: int = 1,
         begins_in_days: int = -10,
         addresses: Sequence[str] = ("127.0.0.1",),
+        purpose: x509.ObjectIdentifier | None = None,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.timezone.utc)
         names = [x509.IPAddress(ipaddress.ip_address(each)) for each in addresses]
-        return (
+        builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
@@ -79,8 +83,10 @@ class Authority:
             .not_valid_after(now + datetime.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .sign(self._key, hashes.SHA256())
         )
+        if purpose is not None:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        return builder.sign(self._key, hashes.SHA256())
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

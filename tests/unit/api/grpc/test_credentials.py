@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from edge_server.api.certificates import CertificateWatch, check_certificates
 from edge_server.errors import SettingsError
@@ -75,6 +76,17 @@ def test_a_certificate_that_no_client_could_use_is_refused(
     certificate, key = authority.issue("coin", curve=ec.SECP256K1())
     with pytest.raises(SettingsError, match=r"\.certificate: .*coin\.crt: no client could use it"):
         check_certificates(tls(certificate=certificate, key=key))
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_the_certificate_of_a_client_is_refused(
+    tls: Callable[..., Tls], authority: Any, days: int
+) -> None:
+    certificate, key = authority.issue("client", days=days, purpose=ExtendedKeyUsageOID.CLIENT_AUTH)
+    with pytest.raises(SettingsError, match=r"client\.crt: is not one of a server; give one with"):
+        check_certificates(tls(certificate=certificate, key=key))
+    server = authority.issue("both", purpose=ExtendedKeyUsageOID.SERVER_AUTH)
+    check_certificates(tls(certificate=server[0], key=server[1]))
 
 
 def test_the_key_of_another_kind_is_that_of_another_certificate(
