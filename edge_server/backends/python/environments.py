@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.board.installation import remedy
@@ -26,13 +27,16 @@ from edge_server.model_config.files import reading
 from edge_server.process.child import ChildFailed, examined
 from edge_server.process.disk import (
     file_sha256,
+    floor_bytes,
+    free_bytes,
     lock_directory,
     make_locked_directory,
     orphans,
     state_directory,
 )
 from edge_server.process.in_child import missing
-from edge_server.process.threads import LOOK_S, GivenUp, require_wanted
+from edge_server.process.threads import LOOK_S, require_wanted
+from edge_server.settings import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +54,8 @@ _DIGITS = 32
 # something else is unpacked: it can be unpacked again.
 _UNUSED_S = 30 * 24 * 3600.0
 _EXAMINE_TIMEOUT_S = 30.0
+_LONGEST_WORDS_BYTES = 4096
+_NO_FAULT = "tar: Removing leading"
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -211,19 +217,27 @@ def _unpack(archive: Path, directory: Path, where: str) -> None:
     """A program of its own does it: an archive has many small files, and Python's lock is held for
     each of them."""
     command = ["nice", "tar", "-x", "--no-same-owner", "-f", str(archive), "-C", str(directory)]
-    with subprocess.Popen(  # noqa: S603 - a fixed program
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
-    ) as process:
-        while True:
-            try:
-                _, said = process.communicate(timeout=LOOK_S)
-                break
-            except subprocess.TimeoutExpired:
-                try:
-                    require_wanted()
-                except GivenUp:
-                    process.kill()
-                    raise
+    floor = floor_bytes(directory, Repository().disk_reserve_bytes)
+    # A short archive may have any number of faults, and unpack to more than the disk has.
+    with ExitStack() as stack:
+        said = stack.enter_context(TemporaryFile(dir=directory))
+        process = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=said)  # noqa: S603 - a fixed program
+        )
+        stack.callback(process.kill)
+        while process.poll() is None:
+            require_wanted()
+            if (left := free_bytes(directory)) < floor:
+                raise ModelLoadError(
+                    f"{where}: cannot be unpacked: the disk of {directory.parent} has {left} bytes "
+                    f"left, of which {floor} stay free; make room there, or bring less"
+                )
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_S)
+        said.seek(0)
+        lines = said.read(_LONGEST_WORDS_BYTES).decode(errors="replace").splitlines()
     if process.returncode:
-        last = (said.strip().splitlines() or [f"tar ended with code {process.returncode}"])[-1]
-        raise ModelConfigError(f"{where}: cannot be unpacked: {last}; make it with conda-pack")
+        # The last line says that there were others.
+        faults = (line for line in lines if not line.startswith(_NO_FAULT))
+        first = next(faults, f"tar ended with code {process.returncode}")
+        raise ModelConfigError(f"{where}: cannot be unpacked: {first}; make it with conda-pack")

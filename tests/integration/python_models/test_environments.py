@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edge_server.backends.python import environments
 from edge_server.settings import Python
 
 if TYPE_CHECKING:
@@ -141,6 +142,29 @@ def test_an_environment_that_cannot_be_used_is_refused_with_the_remedy(
     model = (path_parameter(path), IMPORTS)
     conda_pack(write(m=model) / "m" / "env.tar.gz", version)
     assert re.search(text, failure(serve_closed(m=model)))
+
+
+def test_an_archive_that_would_fill_the_disk_is_left(
+    serve_closed: Serve, write: Serve, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = (path_parameter("$$TRITON_MODEL_DIRECTORY/env.tar.gz"), IMPORTS)
+    conda_pack(write(m=model) / "m" / "env.tar.gz")
+    monkeypatch.setattr(environments, "free_bytes", lambda _: 5)
+    assert "has 5 bytes left, of which" in failure(serve_closed(m=model))
+    assert not list((state / "environments").iterdir())
+
+
+def test_of_an_archive_with_faults_the_first_one_is_named(
+    serve_closed: Serve, write: Serve
+) -> None:
+    model = (path_parameter("$$TRITON_MODEL_DIRECTORY/env.tar.gz"), IMPORTS)
+    archive = write(m=model) / "m" / "env.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        for name, kind in (("/rooted", tarfile.REGTYPE), ("hard", tarfile.LNKTYPE)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, "absent"
+            file.addfile(entry)
+    assert "tar: hard: Cannot hard link to " in failure(serve_closed(m=model))
 
 
 def test_the_packages_of_a_requirements_txt_are_made_once_and_imported(
