@@ -121,14 +121,8 @@ def drive(
     scene = varied(RoadScene.for_camera(seed), arguments.conditions, seed)
     course = Drive(scene, manoeuvres=True)
     model = camera_of(scene)
-    log, vehicle = EventLog(), VehicleInputs()
-    log.worker.start()
-    follower = RoadFollower(
-        LaneLocator(Calibration("drive", model)),
-        vehicle,
-        RoadEvents(log, DepartureRule()),
-        DepartureRule().half_width_m,
-    )
+    follower = Follower(model)
+    follower.log.worker.start()
     samples = []
     for number in range(int(arguments.seconds * arguments.fps)):
         time_s = number / arguments.fps
@@ -136,21 +130,44 @@ def drive(
         truth = course.truth(time_s)
         image, lines = render(scene, course.distance_m(time_s), WIDTH, HEIGHT, pose)
         lanes = detect(image, lines)
-        mono_ns = int(time_s * 1e9) + 1
-        if not arguments.no_motion:
-            # The vehicle turns with the road, and as it steers.
-            yaw_rate = truth.curvature_1pm * SPEED_MPS
-            yaw_rate += (after.heading_rad - pose.heading_rad) / 0.01
-            vehicle.put(VehicleState(mono_ns, SPEED_MPS, yaw_rate))
-        frame = LaneFrame("front", number, 0, mono_ns, mono_ns, WIDTH, HEIGHT, "m", lanes=lanes)
+        # The vehicle turns with the road, and as it steers.
+        yaw_rate = truth.curvature_1pm * SPEED_MPS
+        yaw_rate += (after.heading_rad - pose.heading_rad) / 0.01
+        motion = None if arguments.no_motion else (SPEED_MPS, yaw_rate)
         alone = road_of(lanes, model).ego
-        followed = follower.follow(frame, Image.of_bgr(image))
+        followed = follower.follow(time_s, lanes, image, motion)
         assert followed.ego is not None
         by_index = {lane.index: lane.id for lane in followed.lanes}
         ids = by_index.get(-1, 0), by_index.get(1, 0)
         samples.append(Sample(time_s, truth, alone, followed.ego, ids))
-    log.worker.stop()
-    return samples, log.after(0)
+    follower.log.worker.stop()
+    return samples, follower.log.after(0)
+
+
+class Follower:
+    """The part of the server that puts lanes on the road, for pictures in their order."""
+
+    def __init__(self, camera: CameraModel) -> None:
+        self.log, self._vehicle, rule = EventLog(), VehicleInputs(), DepartureRule()
+        self.locator = LaneLocator(Calibration("measured", camera))
+        self._follower = RoadFollower(
+            self.locator, self._vehicle, RoadEvents(self.log, rule), rule.half_width_m
+        )
+        self._size = camera.lens.width, camera.lens.height
+
+    def follow(
+        self,
+        time_s: float,
+        lanes: tuple[Lane, ...],
+        bgr: NDArray[np.uint8],
+        motion: tuple[float, float | None] | None,
+    ) -> LaneFrame:
+        """Return the tracked lanes; `motion` is the vehicle's speed and yaw rate where known."""
+        mono_ns = int(time_s * 1e9) + 1
+        if motion is not None:
+            self._vehicle.put(VehicleState(mono_ns, *motion))
+        frame = LaneFrame("front", 1, 0, mono_ns, mono_ns, *self._size, "m", lanes=lanes)
+        return self._follower.follow(frame, Image.of_bgr(bgr))
 
 
 def camera_of(scene: RoadScene) -> CameraModel:

@@ -41,20 +41,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import cv2
 import numpy as np
-from drive import camera_of, model_lanes
+from drive import Follower, camera_of, model_lanes
 from evaluate_lane_model import SHIPPED_MODELS
 from lane_training.paint_finder import Paint, Scale, find_paint, meeting, row_std_px, scale_of
 
-from edge_server.cameras.calibration import Calibration, read_calibration
+from edge_server.cameras.calibration import read_calibration
 from edge_server.gpu.device import Devices
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
-from edge_server.lanes.departure import DepartureRule
 from edge_server.lanes.paint import on_paint
 from edge_server.lanes.road_geometry import PitchDrift, PitchFilter, road_of
-from edge_server.lanes.types import LaneFrame, VehicleState
-from edge_server.pipeline.event_log import EventLog
-from edge_server.pipeline.road_follower import LaneLocator, RoadEvents, RoadFollower
-from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.pixels import Image
 from edge_server.tools.mounting_estimate import MountingEstimator, mounting_of
 from edge_server.tools.road.renderer import SPEED_MPS, Drive, lane_labels
@@ -68,7 +63,7 @@ if TYPE_CHECKING:
     from drive import Detect
     from numpy.typing import NDArray
 
-    from edge_server.lanes.types import Ego, Lane
+    from edge_server.lanes.types import Ego, Lane, LaneFrame
     from edge_server.tools.road.scene import View
 
     Floats = NDArray[np.float64]
@@ -340,24 +335,9 @@ def compare_mounting(scene: RoadScene, camera: CameraModel, detect: Detect, foun
         found.errors["drift rad"].append((drift.pitch.median - DRIFTED_RAD, drift.pitch.std))
 
 
-class Follower:
-    """The part of the server that puts lanes on the road, for pictures in their order."""
-
-    def __init__(self, camera: CameraModel) -> None:
-        self._log, self.vehicle = EventLog(), VehicleInputs()
-        rule = DepartureRule()
-        self.locator = LaneLocator(Calibration("measured", camera))
-        self._follower = RoadFollower(
-            self.locator, self.vehicle, RoadEvents(self._log, rule), rule.half_width_m
-        )
-        self._size = camera.lens.width, camera.lens.height
-
-    def follow(self, picture: Picture) -> LaneFrame:
-        at_ns = int(picture.time_s * 1e9) + 1
-        if picture.truth is not None:
-            self.vehicle.put(VehicleState(at_ns, SPEED_MPS, None))
-        frame = LaneFrame("c", 1, 0, at_ns, at_ns, *self._size, "m", lanes=picture.lanes)
-        return self._follower.follow(frame, Image.of_bgr(picture.bgr))
+def follow(follower: Follower, picture: Picture) -> LaneFrame:
+    motion = None if picture.truth is None else (SPEED_MPS, None)
+    return follower.follow(picture.time_s, picture.lanes, picture.bgr, motion)
 
 
 def measure_stills(
@@ -451,7 +431,7 @@ def measure(
     follower = Follower(camera)
     before: dict[tuple[str, int], float] = {}
     for number, picture in enumerate(pictures):
-        frame = follower.follow(picture)
+        frame = follow(follower, picture)
         if number < first:
             continue
         found.frames += 1
@@ -498,7 +478,7 @@ def follow_road(
     to_vehicle = np.array([[cosine, -sine], [sine, cosine]])
     for picture in pictures:
         found.frames += 1
-        frame = follower.follow(picture)
+        frame = follow(follower, picture)
         if picture.truth is not None:
             lines = [line @ to_vehicle for line in picture.truth.ground]
             compare_ground(frame, lines, found)
