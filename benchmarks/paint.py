@@ -79,7 +79,7 @@ THIRDS = ("near", "middle", "far")
 # Of published ground errors.
 DISTANCES_M = ((3.0, 15.0), (15.0, 30.0), (30.0, 60.0))
 # Of each drive whose road alone is measured: one error of the yaw is common to all its frames.
-CALIBRATIONS = 6
+CALIBRATIONS, CONSECUTIVE = 6, 20
 SLIP_STD_RAD = math.radians(0.05)  # of the vehicle, as the tracker takes it
 # x**4 = x + 1: the golden ratio of three dimensions.
 GOLDEN = 1.2207440846057596
@@ -217,10 +217,10 @@ def numbers(text: str) -> list[int]:
 def normal_errors(seed: int, number: int) -> list[float]:
     """Return an error of the pitch, of the yaw and of the slip, in standard deviations.
 
-    Those of consecutive drives fill the normal distribution evenly (additive recurrence with the
-    generalised golden ratio): errors drawn by chance are up to a seventh too large over 20 drives.
+    Those of 20 consecutive drives fill the normal distribution evenly (additive recurrence with the
+    generalised golden ratio): errors drawn by chance are up to a seventh too large over as many.
     """
-    place = CALIBRATIONS * seed + number + 1
+    place = seed + CONSECUTIVE * number + 1
     return [NormalDist().inv_cdf((0.5 + place / GOLDEN**power) % 1.0) for power in (1, 2, 3)]
 
 
