@@ -37,9 +37,10 @@ _SAMPLES = np.linspace(0.0, 1.0, 4)
 _PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
 # Growth of the standard deviations of c0..c3 in one second; all lines have it in common, as the
 # vehicle moves and the road bends. That of c1 is how vehicles steer, lane changes and departures
-# included: on rendered drives 20 to 27 0.0045 over 0.1 s, 0.007 over 0.25 s. The others were fitted
-# to drives 20 to 39, see benchmarks/paint.py. And the growth of c0 without the vehicle's speed.
-_GROWTH = np.array([0.025, 0.006, 1.6e-4, 6e-6])
+# included: on rendered drives 20 to 27 0.0045 over 0.1 s, 0.007 over 0.25 s. That of c2 was fitted
+# to drives 0 to 19 (a bend that changes evenly has c3), the others to drives 20 to 39, see
+# benchmarks/paint.py. And the growth of c0 without the vehicle's speed.
+_GROWTH = np.array([0.025, 0.006, 8e-5, 6e-6])
 _GROWTH_SPEED_UNKNOWN = 0.2
 # No detection is better than this, nor than rounding allows beside what was expected: what is known
 # for certain cannot be weighed.
