@@ -237,7 +237,7 @@ def following_control(
         build,
         terms if settings.probation_requests else None,
         take_down=settings.incompatible_member == "take_down",
-        interface=InterfaceRule(camera_models, check_replacement, deployments.has_served),
+        interface=InterfaceRule(camera_models, check_replacement),
     )
     completion = chosen_completion(settings, devices, python)
     return PollControl(

@@ -83,7 +83,6 @@ class MemoryBudget:
             raise TooLittleMemory(f"model '{model_spec.name}': {reason}", needed)
 
     def has(self, needed_bytes: int) -> bool:
-        """Return whether `needed_bytes` are available at this moment."""
         return not self._shortage(needed_bytes)
 
     def _shortage(self, needed_bytes: int) -> str:
@@ -245,7 +244,6 @@ class Build:
                 backend.prepare(self._context(load, version))
 
     def ensemble(self, part: Part) -> LoadedVersions:
-        """Make every version of an ensemble that fits its members."""
         models = [self._scheduling.ensemble(c, version) for version, c in part.configs.items()]
         return LoadedVersions(part.model_spec, tuple(models))
 

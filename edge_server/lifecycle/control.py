@@ -140,7 +140,6 @@ class RepositoryControl:
         self._loader.table.registry.failed_start = False
 
     def unload_idle(self, now: float) -> None:
-        """See `IdleModels.unload_idle`."""
         self._loader.idle.unload_idle(now)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:

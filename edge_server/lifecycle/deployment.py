@@ -399,7 +399,6 @@ class ModelRecord:
         self.shown = directory
 
     def withdraw(self) -> None:
-        """Note that the model has gone from the repository."""
         self._supersede(Leaving())
 
     def refuse(self, digest: str, reason: str) -> None:
@@ -407,13 +406,11 @@ class ModelRecord:
         self._supersede(Refused(Outcome(REFUSED, digest, reason)))
 
     def cannot_copy(self, reason: str, now: float) -> None:
-        """Note a delivery that the store could not copy."""
         before = self.delivery
         retry = before.retry if isinstance(before, Uncopied) else Retry(now)
         self._supersede(Uncopied(reason, retry))
 
     def load_again(self, waiting: Waiting) -> None:
-        """Let the next load read the copy that waited."""
         if waiting is self.delivery:
             self.delivery = Loading(waiting.copy, waiting)
 
@@ -455,7 +452,6 @@ class ModelRecord:
             self.delivery = Settled(serving)
 
     def is_good(self, copy: StagedModel) -> None:
-        """Note that the store has committed `copy` as last known good."""
         self.last_good, self.late = copy, ""
 
     def rolled_back(self, copy: StagedModel, reason: str) -> None:
@@ -477,6 +473,5 @@ class ModelRecord:
 
 
 def copy_of(model_spec: ModelSpec) -> StagedModel | None:
-    """Return the private copy that `model_spec` loads, in mode POLL."""
     copy = model_spec.files.holder
     return copy if isinstance(copy, StagedModel) else None

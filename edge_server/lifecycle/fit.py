@@ -31,21 +31,19 @@ class InterfaceRule:
 
     Args:
         check_lane_model: raises ModelConfigError where the second configuration is of no lane
-            model, or of one that does not take the images of cameras that use the first.
-        has_served: returns whether the content of a spec served before under its name."""
+            model, or of one that does not take the images of cameras that use the first."""
 
     def __init__(
         self,
         of_cameras: Collection[str] = (),
         check_lane_model: Callable[[ModelConfig, ModelConfig], object] = lambda *_: None,
-        has_served: Callable[[ModelSpec], bool] = lambda _: False,
     ) -> None:
         self._of_cameras = of_cameras
         self._check_lane_model = check_lane_model
-        self._has_served = has_served
 
-    def check(self, serving: LoadedVersions, new: LoadedVersions) -> None:
-        """Raises: ModelConfigError: `new` must not replace `serving`."""
+    def check(self, serving: LoadedVersions, new: LoadedVersions, *, has_served: bool) -> None:
+        """Raises ModelConfigError where `new`, which `has_served` before, must not replace
+        `serving`."""
         model_spec = new.model_spec
         for old_config, new_config in _pairs(serving, new):
             if model_spec.name in self._of_cameras:
@@ -59,7 +57,7 @@ class InterfaceRule:
             change = interface_break(old_config, new_config)
             if change and not (
                 _allows(model_spec)
-                or self._has_served(model_spec)
+                or has_served
                 or (serving.model_spec.is_overridden and not model_spec.is_overridden)
             ):
                 raise ModelConfigError(

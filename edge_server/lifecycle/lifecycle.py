@@ -317,7 +317,8 @@ class ModelLifecycle:
             if serving is None:
                 continue
             try:
-                self._interface.check(serving, built)
+                has_served = self.table.has_served(built.model_spec)
+                self._interface.check(serving, built, has_served=has_served)
             except ModelConfigError as error:
                 broken[name] = LoadFailure(error, model_spec=built.model_spec)
         return broken

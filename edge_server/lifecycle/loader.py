@@ -117,7 +117,6 @@ class TakeOver:
         return again
 
     def _try(self, stand_in: ModelSpec, preferred: ModelSpec) -> LoadFailure | None:
-        """Prepare and load `preferred`; return the failure."""
         name, config = stand_in.name, preferred.files.config_name
         lifecycle = self._lifecycle
 
@@ -470,7 +469,6 @@ class RepositoryLoader:
                 read = stand_in
 
     def _why_unwanted(self, read: ModelSpec, began: float) -> str:
-        """Return why the load of `read`, which began at `began`, shall not go on; or ""."""
         if self.table.over or self.stop.is_set():
             return f"model '{read.name}': its load was given up: the server ends"
         loads_s = time.monotonic() - began

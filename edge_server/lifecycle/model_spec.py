@@ -247,7 +247,6 @@ class LoadedVersions:
     idle: str = ""
 
     def as_part(self) -> Part:
-        """Return the model as ensembles see it before it is published."""
         if self.model_spec.is_ensemble:
             return Part(
                 self.model_spec, dict.fromkeys(self.model_spec.versions, self.model_spec.config)

@@ -128,7 +128,6 @@ class PollControl(RepositoryControl):
         return bool(self._change_detector.changing)
 
     def poll_age_s(self, now: float) -> float:
-        """Return the age of the last scan in seconds, at `now` (`time.monotonic()`)."""
         return now - self._scanned_s
 
     def close(self, timeout_s: float) -> None:

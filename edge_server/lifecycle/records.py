@@ -55,7 +55,6 @@ class ModelTable:
         self._records: dict[str, ModelRecord] = {}
 
     def serving_spec(self, name: str) -> ModelSpec | None:
-        """Return the spec of the READY versions of `name`; None if no version is READY."""
         with self.lock:
             return self.get(name).spec
 
@@ -82,6 +81,11 @@ class ModelTable:
         """Count the death of the process inside the block against this configuration alone."""
         del model_spec
         return nullcontext()
+
+    def has_served(self, model_spec: ModelSpec) -> bool:
+        """Return whether the content of `model_spec` served before, under its name."""
+        del model_spec
+        return False
 
     # The caller of the methods below holds the lock.
 
@@ -152,7 +156,6 @@ class ModelTable:
         *,
         take_down: bool = False,
     ) -> Fit:
-        """Return which of the `offered` models can be published; see `fit.fit`."""
         serving: dict[str, Part] = {}
         reasons: dict[str, str] = {}
         for record in self:
@@ -337,6 +340,5 @@ class Deployments(ModelTable):
 
 
 def _digest_of(model_spec: ModelSpec, copy: StagedModel) -> str:
-    """Return the digest of one of the configurations of `copy`."""
     text = f"{copy.digest} {model_spec.files.config_name}"
     return hashlib.sha256(text.encode()).hexdigest()

@@ -87,13 +87,11 @@ class _SeenFiles:
     scans: int = 0
 
     def scanned(self, files: FileSet | None, now: float) -> _SeenFiles:
-        """Return these files after a scan that found the change `files`."""
         if self.scans and self.candidate == files:
             return replace(self, scans=self.scans + 1)
         return replace(self, candidate=files, since=now, scans=1)
 
     def is_settled(self, now: float, window_s: float) -> bool:
-        """Return whether the candidate has been stable long enough."""
         return self.scans >= _SCANS and now - self.since >= window_s
 
 
@@ -253,7 +251,6 @@ class InotifyWatch:
 
 
 def _directories(files: tuple[SeenFile, ...]) -> tuple[str, ...]:
-    """Return the directories that hold `files`, with their parents."""
     found: set[str] = set()
     for file in files:
         parts = file.path.split("/")[:-1]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from edge_server.inference.registry import ModelRegistry
 from edge_server.lifecycle.build import Build, MemoryBudget
-from edge_server.lifecycle.fit import InterfaceRule
 from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.poll import Updates
@@ -56,12 +55,7 @@ class Board:
         self.table = Deployments(self.registry, self.store, [])
         self.budget = MemoryBudget(0, self.folder)
         self.loader = RepositoryLoader(
-            ModelLifecycle(
-                self.table,
-                Build(budget=self.budget),
-                self.terms,
-                interface=InterfaceRule(has_served=self.table.has_served),
-            ),
+            ModelLifecycle(self.table, Build(budget=self.budget), self.terms),
             AcceptedCopies(self.table),
         )
         self.updates = Updates(self.loader, self.table)
