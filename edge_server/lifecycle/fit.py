@@ -13,7 +13,7 @@ from edge_server.model_config.parse import ALLOW_INTERFACE_CHANGE, interface_bre
 from edge_server.repository.manifest import NAME, allows_interface_change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from edge_server.lifecycle.model_spec import LoadedVersions, ModelSpec
     from edge_server.model_config.config import EnsembleStep, ModelConfig
@@ -45,7 +45,11 @@ class InterfaceRule:
         """Raises ModelConfigError where `new`, which `has_served` before, must not replace
         `serving`."""
         model_spec = new.model_spec
-        for old_config, new_config in _pairs(serving, new):
+        old, coming = serving.as_part().configs, new.as_part().configs
+        pairs = [(old[version], coming[version]) for version in sorted(old.keys() & coming.keys())]
+        if old and coming:
+            pairs.insert(0, (old[max(old)], coming[max(coming)]))
+        for old_config, new_config in pairs:
             if model_spec.name in self._of_cameras:
                 try:
                     self._check_lane_model(old_config, new_config)
@@ -69,17 +73,6 @@ class InterfaceRule:
 
 
 USUAL_INTERFACE_RULE = InterfaceRule()
-
-
-def _pairs(
-    serving: LoadedVersions, new: LoadedVersions
-) -> Iterator[tuple[ModelConfig, ModelConfig]]:
-    """Yield old and new configuration of the latest version, then of each common version."""
-    old, coming = serving.as_part().configs, new.as_part().configs
-    if old and coming:
-        yield old[max(old)], coming[max(coming)]
-    for version in sorted(old.keys() & coming.keys()):
-        yield old[version], coming[version]
 
 
 def _allows(model_spec: ModelSpec) -> bool:
