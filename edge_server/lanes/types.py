@@ -326,14 +326,11 @@ def indices_by_picture(lines: Sequence[NDArray[np.float32]], width: int, height:
 def ranked(lefts: Sequence[float | None], farthest_ego: float) -> list[int]:
     """Return the index of each line by how far to the left of the vehicle it is; 0 for None."""
     indices = [0] * len(lefts)
-    sides: dict[int, list[tuple[float, int]]] = {-1: [], 1: []}
-    for place, left in enumerate(lefts):
-        if left is not None:
-            sides[-1 if left > 0 else 1].append((abs(left), place))
-    for side, lines in sides.items():
-        lines.sort()
+    known = [(left, place) for place, left in enumerate(lefts) if left is not None]
+    for side in (-1, 1):
+        lines = sorted([(abs(left), place) for left, place in known if (left > 0) == (side < 0)])
         # The ego lane's boundary is not seen where the nearest one is a lane away.
         first = 1 if lines and lines[0][0] <= farthest_ego else 2
-        for rank, (_, place) in enumerate(lines):
-            indices[place] = side * (first + rank)
+        for rank, (_, place) in enumerate(lines, first):
+            indices[place] = side * rank
     return indices
