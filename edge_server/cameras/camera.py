@@ -480,8 +480,7 @@ class Camera:
             self.reconnects += self._resuming
             self._resuming = self.needs_reboot = False
             self.failed_openings = 0
-            on_own_clock = self.lockstep
-            self._last_mono_ns = frame.arrived_mono_ns if on_own_clock else frame.capture_mono_ns
+            self._last_mono_ns = frame.arrived_mono_ns if self.lockstep else frame.capture_mono_ns
             self.dropped += self.newest is not None
             self.newest = frame
             self._changed.notify_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from edge_server.pixels import Image, PixelFormat
@@ -198,12 +198,6 @@ class Pace:
         return due_ns
 
 
-def on_own_clock(frame: Frame, due_ns: int) -> Frame:
-    """Return a recording's frame in lock-step: it was captured when it was due on its own clock."""
-    epoch_ns = frame.capture_epoch_ns + due_ns - frame.capture_mono_ns
-    return replace(frame, capture_mono_ns=due_ns, capture_epoch_ns=epoch_ns, clock="recording")
-
-
 # The rate is that of so many intervals, so that the bursts of a network even out, and is known from
 # so many on.
 RATE_INTERVALS = 30
@@ -279,9 +273,12 @@ class Recording:
         if image is None:
             return None
         self._count += 1
+        mono_ns, epoch_ns = time.monotonic_ns(), time.time_ns()
+        clock: CaptureClock = "arrival"
+        if self.pace.lockstep:  # it was captured when it was due on its own clock
+            mono_ns, epoch_ns, clock = due_ns, epoch_ns + due_ns - mono_ns, "recording"
         bgr = Image(PixelFormat.BGR, (image,))
-        frame = Frame(self._count - 1, bgr, time.monotonic_ns(), time.time_ns())
-        return on_own_clock(frame, due_ns) if self.pace.lockstep else frame
+        return Frame(self._count - 1, bgr, mono_ns, epoch_ns, clock)
 
     def close(self) -> None:
         self._images.close()
