@@ -169,7 +169,10 @@ class LivePages:
 
 
 async def _in_time(sending: Awaitable[None]) -> None:
-    await asyncio.wait_for(sending, _SEND_S)
+    try:
+        await asyncio.wait_for(sending, _SEND_S)
+    except RuntimeError:  # a frame was none, and the protocol has closed the socket
+        raise WebSocketDisconnect from None
 
 
 async def _receive(socket: WebSocket, viewer: Viewer) -> None:

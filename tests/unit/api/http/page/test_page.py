@@ -108,9 +108,12 @@ class Browser:
         self._outbox.put_nowait({"type": "websocket.connect"})
         self.takes = asyncio.Event()
         self.takes.set()
+        self.is_closed = False  # by uvicorn, which says so
 
     async def _send(self, message: Any) -> None:
         await self.takes.wait()
+        if self.is_closed:
+            raise RuntimeError(f"Unexpected ASGI message '{message['type']}'")
         self._inbox.put_nowait(message)
 
     async def __aenter__(self) -> Browser:
@@ -334,6 +337,21 @@ def test_what_no_page_sends_ends_its_connection(text: str) -> None:
             assert message["code"] == MISTAKE
 
     run(page, scenario)
+
+
+def test_a_socket_that_its_protocol_has_closed_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    page = sources()
+
+    async def scenario(pages: LivePages) -> None:
+        async with Browser(pages) as browser:
+            await browser.next_of("state")
+            browser.is_closed = True
+            await until(browser._task.done)
+
+    run(page, scenario)
+    assert not caplog.records
 
 
 def test_a_page_that_keeps_looking_elsewhere_does_not_keep_the_server_busy() -> None:
