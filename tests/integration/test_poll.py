@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import time
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +12,7 @@ import onnx
 import pytest
 import tritonclient.http as httpclient
 from support.adding_models import build, network, swap
+from support.model_folders import write_manifest
 from support.verb import run_verb
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -30,19 +29,6 @@ MAY_BREAK = (
     'backend: "onnxruntime" '
     'parameters { key: "allow_interface_change" value { string_value: "true" } }'
 )
-
-
-def manifest(folder: Path, name: str) -> str:
-    """What manifest.json says of `folder` as it is."""
-    files = {
-        str(path.relative_to(folder)): {
-            "sha256": sha256(path.read_bytes()).hexdigest(),
-            "size": path.stat().st_size,
-        }
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != "manifest.json"
-    }
-    return json.dumps({"format": 1, "model": name, "files": files})
 
 
 def models(*arguments: str | Path) -> str:
@@ -69,7 +55,7 @@ def test_every_way_of_delivering_is_followed(serve: Callable[..., Server]) -> No
     # In place, the manifest last.
     model = server.repository / "m"
     (model / "1" / "model.onnx").write_bytes(network(3))
-    (model / "manifest.json").write_text(manifest(model, "m"))
+    write_manifest(model, "m")
     assert server.wait_for(3) <= {2}
     # In place, plainly, over an older time.
     (model / "manifest.json").unlink()
@@ -93,7 +79,7 @@ def test_what_is_broken_is_never_served_and_says_why(serve: Callable[..., Server
     where = str(server.repository / "m" / "config.pbtxt")
     assert server.wait_for_reason(f"{where}:1") == "READY"
     folder = build(server.repository / ".incoming-m", network(9))
-    (folder / "manifest.json").write_text(manifest(folder, "m"))
+    write_manifest(folder, "m")
     damaged = bytearray(network(9))
     damaged[30] ^= 1
     (folder / "1" / "model.onnx").write_bytes(damaged)

@@ -6,15 +6,14 @@ window: it looked, it staged, it tried.
 
 from __future__ import annotations
 
-import json
 import shutil
-from hashlib import sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.model_folders import write_manifest
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -69,19 +68,6 @@ def build(model: Path, data: bytes) -> Path:
     (model / "config.pbtxt").write_text(CONFIG)
     (model / "1" / "model.onnx").write_bytes(data)
     return model
-
-
-def write_manifest(model: Path, name: str) -> None:
-    files = {
-        str(path.relative_to(model)): {
-            "sha256": sha256(path.read_bytes()).hexdigest(),
-            "size": path.stat().st_size,
-        }
-        for path in model.rglob("*")
-        if path.is_file() and path.name != "manifest.json"
-    }
-    text = json.dumps({"format": 1, "model": name, "files": files})
-    (model / "manifest.json").write_text(text)
 
 
 def write_golden(model: Path, answer: float) -> None:

@@ -6,17 +6,16 @@ Time is the machine's own: nothing waits for a window.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from support.model_folders import write_manifest
 
 from edge_server.errors import NotFound, Unavailable
 from edge_server.inference.canary_monitor import CanaryTerms
@@ -137,7 +136,7 @@ class Machine(RuleBasedStateMachine):
             (self.model / "manifest.json").unlink(missing_ok=True)
             self._write(self.model / "1" / "add", str(number))
             self.look()
-            self._write_manifest(self.model)
+            write_manifest(self.model, "m")
             self._is_good(number)
 
     @rule(number=numbers)
@@ -158,7 +157,7 @@ class Machine(RuleBasedStateMachine):
         if self._there():
             self._finish()
             self._write(self.model / "1" / "add", str(number))
-            self._write_manifest(self.model)
+            write_manifest(self.model, "m")
             self._write(self.model / "1" / "add", str(number)[:2])
             self.good = None
             self.settle()
@@ -167,7 +166,7 @@ class Machine(RuleBasedStateMachine):
     def damage_what_a_manifest_says(self, number: int) -> None:
         if not self.away:
             self._build(self.folder / "incoming", str(number))
-            self._write_manifest(self.folder / "incoming")
+            write_manifest(self.folder / "incoming", "m")
             self._write(self.folder / "incoming" / "1" / "add", "7777")
             self._swap(self.folder / "incoming")
             self.good = None
@@ -350,18 +349,6 @@ class Machine(RuleBasedStateMachine):
         path.write_text(text)
         if old:  # a copy that keeps times, or a clock that was set back
             os.utime(path, (1, 1))
-
-    def _write_manifest(self, folder: Path) -> None:
-        files = {
-            str(path.relative_to(folder)): {
-                "sha256": sha256(path.read_bytes()).hexdigest(),
-                "size": path.stat().st_size,
-            }
-            for path in folder.rglob("*")
-            if path.is_file() and path.name != "manifest.json"
-        }
-        text = json.dumps({"format": 1, "model": "m", "files": files})
-        (folder / "manifest.json").write_text(text)
 
 
 def test_no_request_fails_and_nothing_torn_responds(
