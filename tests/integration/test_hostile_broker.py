@@ -17,9 +17,9 @@ from support.waiting import wait_until
 
 from edge_server.board.board import Identity
 from edge_server.lanes.types import Lane, LaneFrame, StageLatency
-from edge_server.mqtt import payloads
 from edge_server.mqtt.clients import try_broker
 from edge_server.mqtt.publisher import Publisher
+from edge_server.pipeline import messages
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.pipeline.vehicle import VehicleInputs
 from edge_server.settings import Mqtt
@@ -255,7 +255,7 @@ def test_an_error_of_publishing_ends_the_connection_and_is_tried_again(
     with ScriptedBroker() as broker, publishing(broker) as publisher:
         wait_until(lambda: publisher.connected)
         with monkeypatch.context() as patched:
-            patched.setattr(payloads, "lane_frame", broken)
+            patched.setattr(messages, "frame_payload", broken)
             publisher.publish_lanes(frame(0))
             wait_until(lambda: broker.clients >= 2)
         lanes_arrive(publisher, broker)

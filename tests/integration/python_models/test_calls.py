@@ -68,7 +68,7 @@ def execute(self, requests):
     later = itertools.count(0, 61)
 
     def idle() -> bool:
-        served.loader.idle.look(time.monotonic() + next(later))
+        served.loader.idle.unload_idle(time.monotonic() + next(later))
         return served.registry.snapshot.entries["double", 1].is_idle
 
     # Its call is counted a moment after its response.
