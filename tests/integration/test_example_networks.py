@@ -178,11 +178,16 @@ def test_a_text_detector_of_a_wheel_outlines_the_text_of_a_camera_without_lanes(
         process.wait_for("READY=1")
         topic = Topics("truck-7").network("rear", "text")
         with listening(broker, topic) as inbox:
-            found = json.loads(inbox.wait_for(lambda each: each.payload).payload)
+            # On a busy machine the first one says that there is no result yet.
+            found = json.loads(
+                inbox.wait_for(
+                    lambda m: json.loads(m.payload)["status"] == "FRAME_STATUS_OK"
+                ).payload
+            )
     finally:
         process.close()
         broker.kill()
-    assert (found["task"], found["status"]) == ("TASK_SEGMENTATION", "FRAME_STATUS_OK")
+    assert found["task"] == "TASK_SEGMENTATION"
     mask = found["segmentation"]
     assert mask["labels"] == ["background", "text"]
     assert {each["class_id"] for each in mask["outlines"]} == {1}
