@@ -177,9 +177,10 @@ class PollControl(RepositoryControl):
         except ModelConfigError:
             if self._exit_on_error:
                 raise
-        while not self.updates.wait_idle(_FIRST_SCANS_S):
-            if stop.is_set():
-                return
+        while not (stop.is_set() or self.updates.wait_idle(_FIRST_SCANS_S)):
+            pass
+        if stop.is_set():
+            return  # a load that is given up has not failed
         # As in the other modes, a directory that cannot be a model does not end the daemon.
         failed = [
             entry

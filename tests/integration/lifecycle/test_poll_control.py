@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from support.counted_backend import Gate
 from support.waiting import wait_until
 from unit.lifecycle.board import CONFIG, TIMEOUT_S
 
@@ -18,6 +19,7 @@ from edge_server.lifecycle.lifecycle import ModelLifecycle
 from edge_server.lifecycle.loader import RepositoryLoader
 from edge_server.lifecycle.poll import PollControl
 from edge_server.lifecycle.records import AcceptedCopies, Deployments
+from edge_server.process.threads import GivenUp
 from edge_server.repository.store import ModelStore
 
 if TYPE_CHECKING:
@@ -61,6 +63,22 @@ def test_a_directory_that_never_settles_keeps_no_start_waiting(
     assert states(control) == {"m": "READY"}
     assert "model busy: its files keep changing" in caplog.text
     wait_until(lambda: "busy" in states(control))
+
+
+def test_a_load_that_is_given_up_for_a_stop_is_no_failure_of_the_start(
+    control: PollControl, write_model: WriteModel, counted: CountedBackend
+) -> None:
+    write_model("m", CONFIG)
+    stop = threading.Event()
+
+    class StopsThere(Gate):
+        def pass_through(self) -> None:
+            stop.set()
+
+    counted.gates["m"] = StopsThere()
+    counted.fails["m"] = GivenUp("model 'm': its load was given up: the server ends")
+    control.start(stop)
+    assert counted.loads["m"] == 1
 
 
 def test_a_name_that_is_no_text_is_on_the_index_in_a_form_that_can_be_shown(
