@@ -190,11 +190,12 @@ def test_a_reader_that_sleeps_delays_nobody_and_learns_what_it_lost(
 
 def test_a_rate_leaves_frames_out_and_loses_none(vehicle: Vehicle, pb: Any) -> None:
     stream, _ = vehicle.lanes(max_hz=2)
-    frames = [next(stream) for _ in range(4)]
+    frames = [next(stream) for _ in range(8)]
     stream.cancel()
-    assert [response.lost for response in frames] == [0, 0, 0, 0]
+    assert [response.lost for response in frames] == [0] * 8
     captured_ns = [response.frame.time.capture_mono_ns for response in frames]
-    assert captured_ns[-1] - captured_ns[1] >= 0.8e9, "two of ten a second"
+    # Half a second older is a frame at most that a busy machine brings.
+    assert captured_ns[-1] - captured_ns[1] >= 0.8 * 3e9, "two of ten a second"
 
 
 def test_forty_readers_and_one_too_many_leave_inference_alone(
