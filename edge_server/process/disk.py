@@ -158,9 +158,10 @@ def free_bytes(directory: Path) -> int:
     return numbers.f_bavail * numbers.f_frsize
 
 
-def floor_bytes(directory: Path, reserve_bytes: int) -> int:
+def floor_bytes(directory: Path, reserve_bytes: int = 256 << 20) -> int:
     """Return the space that shall stay free on the disk of `directory`: the reserve, but at most a
-    twentieth of a small disk."""
+    twentieth of a small disk. Plans and unpacked archives, which no setting is about, leave the
+    default."""
     numbers = os.statvfs(directory)
     return min(reserve_bytes, numbers.f_blocks * numbers.f_frsize // 20)
 

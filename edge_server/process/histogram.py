@@ -60,9 +60,7 @@ class Histograms:
             for labels, seconds in seconds_of.items():
                 if labels not in self._series:
                     self._series[labels] = Buckets(self._bounds_s)
-                buckets = self._series[labels]
-                buckets.counts[bisect_left(self._bounds_s, seconds)] += 1  # as `Buckets.add`
-                buckets.total += seconds
+                self._series[labels].add(seconds)
 
     def forget(self, label: str) -> None:
         with self._lock:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from support.waiting import wait_until
 
 from edge_server.api.grpc.client import MOST_FAILURES, SelfCall
 from edge_server.api.grpc.server import GrpcServer
@@ -57,8 +56,8 @@ def asked(call: SelfCall, times: int = MOST_FAILURES) -> SelfCall:
     return call
 
 
-def own(server: GrpcServer) -> SelfCall:
-    """Another like the one that the server makes of itself."""
+def own(server: GrpcServer, **more: float) -> SelfCall:
+    """Another like the one that the server makes of itself, or with `more`."""
     assert server.self_call is not None
     theirs = server.self_call
     return SelfCall(
@@ -67,6 +66,7 @@ def own(server: GrpcServer) -> SelfCall:
         theirs._waiting,
         metadata=theirs._metadata,
         speaks_tls=theirs._speaks_tls,
+        **more,
     )
 
 
@@ -84,9 +84,9 @@ def test_a_server_that_responds_is_healthy(
         Grpc(port=0, tls=tls, handshake_timeout_ms=200),
         Grpc(port=0, tls=tls, handshake_timeout_ms=600_000),
     ):
-        call = own(serve(settings))
         # A busy machine is late now and then.
-        wait_until(lambda call=call: asked(call, 1)._failures == 0, otherwise=lambda: call._why)  # noqa: B023
+        call = asked(own(serve(settings), timeout_s=TIMEOUT_S), 1)
+        assert call._failures == 0, (settings, call._why)
         call.check()
         call._close()
 

@@ -36,7 +36,6 @@ from edge_server.process.disk import (
 )
 from edge_server.process.in_child import missing
 from edge_server.process.threads import LOOK_S, require_wanted
-from edge_server.settings import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -217,7 +216,7 @@ def _unpack(archive: Path, directory: Path, where: str) -> None:
     """A program of its own does it: an archive has many small files, and Python's lock is held for
     each of them."""
     command = ["nice", "tar", "-x", "--no-same-owner", "-f", str(archive), "-C", str(directory)]
-    floor = floor_bytes(directory, Repository().disk_reserve_bytes)
+    floor = floor_bytes(directory)
     # A short archive may have any number of faults, and unpack to more than the disk has.
     with ExitStack() as stack:
         said = stack.enter_context(TemporaryFile(dir=directory))

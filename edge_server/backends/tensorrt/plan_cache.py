@@ -59,8 +59,6 @@ PLAN_NAME = "model.plan"
 # A plan that is being built, by its name and the process.
 _WRITTEN = ".{}.{}.tmp"
 MAX_BYTES = 4 << 30
-# Free space that plans leave on their disk, or a twentieth of a smaller disk.
-RESERVE_BYTES = 256 << 20
 _NO_TIMINGS = Path()
 # An abstract socket name: visible without a shared directory, and released with the process.
 LOCK_NAME = "\0edge-server-plan-build"
@@ -232,7 +230,7 @@ def ensure_plan(
 
 def _free_bytes(folder: Path) -> int:
     try:
-        return free_bytes(folder) - floor_bytes(folder, RESERVE_BYTES)
+        return free_bytes(folder) - floor_bytes(folder)
     except OSError:
         return 0
 
