@@ -639,15 +639,14 @@ def test_a_picture_that_comes_seldom_has_its_age_and_its_camera_is_live(
         wait_for(
             page, "document.querySelector('#stage-why').textContent === 'Waiting for a picture'"
         )
-        frame = Frame.arrived(1, Image.of_bgr(np.full((90, 160, 3), 128, np.uint8)))
-        lane_frame = LaneFrame(
-            "front", 1, 0, frame.capture_mono_ns, frame.capture_epoch_ns, 160, 90, "lanes"
-        )
+        grey = np.full((90, 160, 3), 128, np.uint8)
 
         def has_picture() -> bool:
             if page.evaluate(LIVE):
                 return True
-            feed(lane_frame, frame)
+            frame = Frame.arrived(1, Image.of_bgr(grey))
+            times = (frame.capture_mono_ns, frame.capture_epoch_ns)
+            feed(LaneFrame("front", 1, 0, *times, 160, 90, "lanes"), frame)
             return False
 
         wait_until(has_picture, every_s=0.1)
