@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE_S = 120.0
 
-# Twenty runs a second, however many frames are in one.
+# A run takes as long however many frames are in it.
 NETWORK = """
 import time
 import numpy
@@ -32,7 +32,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        time.sleep(0.05)
+        time.sleep(RUN_S)
         lanes = [
             pb_utils.Tensor("lane_points", numpy.full((1, 1, 72, 2), 100, numpy.float32)),
             pb_utils.Tensor("lane_scores", numpy.ones((1, 1), numpy.float32)),
@@ -71,7 +71,8 @@ def _pictures(folder: Path, width: int) -> Path:
 
 
 class Drive:
-    """A daemon in this process whose cameras offer more frames than the network can take."""
+    """A daemon in this process whose cameras offer more frames than the network can take: where
+    `rows` run at once, each of four cameras has one by the end of a run, on a busy machine too."""
 
     def __init__(self, folder: Path, rows: int, *cameras: str) -> None:
         models = folder / "models"
@@ -83,7 +84,8 @@ class Drive:
             (models / name / "config.pbtxt").write_text(
                 config + "dynamic_batching { }" * (name == "network" and rows > 1)
             )
-        (models / "network/1/model.py").write_text(NETWORK)
+        run_s = 0.05 if rows == 1 else 0.25
+        (models / "network/1/model.py").write_text(f"RUN_S = {run_s}\n{NETWORK}")
         shutil.copytree(MODELS / "lane_preprocess", models / "lane_preprocess")
         settings = folder / "config.toml"
         settings.write_text(

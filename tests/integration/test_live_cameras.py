@@ -48,10 +48,6 @@ AWKWARD = "q8Zr@:/#%?[]&+ é"
 # A failure is noticed after half a second; the rest is for a machine under load.
 NOTICED_S = 3.0
 OK = ("FRAME_STATUS_OK", "FRAME_STATUS_STALE")
-# GStreamer's own program that looks into plugins.
-SCANNER = next(
-    Path("/usr/lib").glob("*-linux-gnu/gstreamer1.0/gstreamer-1.0/gst-plugin-scanner"), ""
-)
 
 
 @pytest.fixture(params=["opencv", pytest.param("gstreamer", marks=pytest.mark.gstreamer)])
@@ -201,19 +197,22 @@ def test_every_network_camera_gives_lanes(
 def test_a_gstreamer_that_loads_slowly_is_a_state_and_no_fault(
     appliance: Callable[..., Appliance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GStreamer's real search for plugins, of which it has no list; a simulation makes it slow: the
-    program that GStreamer starts for it waits until the test lets it go."""
+    """GStreamer's real search for plugins, of which it has no list; a simulation makes it slow:
+    PyGObject waits until the test lets it go."""
     let_go = tmp_path / "let go"
-    scanner = tmp_path / "scanner"
-    scanner.write_text(
-        f'#!/bin/sh\nwhile [ ! -e "{let_go}" ]; do sleep 0.1; done\nexec {SCANNER} "$@"\n'
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time, gi\n"
+        "require = gi.require_version\n"
+        "def slowly(*arguments):\n"
+        f"    while not os.path.exists({str(let_go)!r}):\n"
+        "        time.sleep(0.1)\n"
+        "    require(*arguments)\n"
+        "gi.require_version = slowly\n"
     )
-    scanner.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("GST_REGISTRY", str(tmp_path / "cache" / "gstreamer.bin"))
-    monkeypatch.setenv("GST_PLUGIN_SCANNER", str(scanner))
     snow = "gst:videotestsrc is-live=true pattern=snow ! video/x-raw,width=640,height=360"
     it = appliance({"front": snow})  # the daemon is ready
-    # GStreamer itself waits ten seconds; on a busy machine it may be there by now.
     it.subscriber.wait(
         "edge/v1/tested/cameras/front/status", lambda m: m["reason"] == "loading_gstreamer"
     )
