@@ -7,6 +7,7 @@ import asyncio
 import math
 from contextlib import suppress
 from email.utils import formatdate
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -149,11 +150,24 @@ class Connections:
                 each.abort()
 
 
+class _Phase(Enum):
+    """What is expected of a client, as far as the application has said."""
+
+    HEADER = auto()  # of its next request, which may never come
+    BODY = auto()
+    ANSWER = auto()  # that it reads it; what it sends already stays unparsed
+    SOCKET = auto()  # frames, at any time
+    SOCKET_OVER = auto()  # that it closes the WebSocket, too
+
+
 class HttpConnection(asyncio.BufferedProtocol, asyncio.Transport):
     """One client: the protocol of its transport, and the transport of uvicorn's protocols.
 
     It is cut off, without a response, where its client passes a limit. Of a client that does not
     read, nothing is read.
+
+    What was read is parsed part by part, one in each round of the loop (`_parse`), while nothing
+    is in the way (`_waits`); only then the next bytes are read (`_read_on`).
     """
 
     def __init__(
@@ -165,12 +179,13 @@ class HttpConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._transport: asyncio.Transport | None = None
         self._protocol: Any = None  # uvicorn's, of HTTP or of WebSockets
         self._buffer = memoryview(bytearray(_READ_BYTES))
-        self._read_bytes = _READ_BYTES
         self._left = self._buffer[:0]  # has been read, and not parsed
         self._unconfirmed_bytes = 0  # were parsed, and nothing has come of them yet
-        self._is_parsing = self._is_held = self._is_unread = self._is_paused = False
-        self._is_served = self._has_body = self._is_web_socket = False
+        self._phase = _Phase.HEADER
         self._body_left: int | None = 0  # of a declared length; None is chunked
+        self._is_held = False  # by uvicorn
+        self._is_unread = False  # what was written, by the client
+        self._is_parsing = self._is_paused = False
         self._when_lost: Callable[[], None] | None = None
         self._wrote_at = -math.inf
         self._sends_by = self._reads_by = math.inf
@@ -191,42 +206,41 @@ class HttpConnection(asyncio.BufferedProtocol, asyncio.Transport):
             body_bytes: the length of the body that is to come; None is chunked.
         """
         self._unconfirmed_bytes = 0
-        self._is_served, self._has_body = True, body_bytes != 0
         self._body_left = body_bytes
         self._when_lost = when_lost
+        if body_bytes == 0:
+            self._has_sent(_Phase.ANSWER)
+            return
+        self._phase = _Phase.BODY
+        self._await_client()
         if body_bytes and body_bytes > _READ_BYTES:
-            self._read_bytes = _READ_BODY_BYTES
-        if self._has_body:
-            self._await_client()
-        else:
-            self._has_sent()
+            self._buffer = memoryview(bytearray(_READ_BODY_BYTES))  # `_left` keeps its own view
 
     def begin_web_socket(self) -> None:
-        self._is_web_socket = self._is_served = True
-        self._has_sent()
+        self._has_sent(_Phase.SOCKET)
 
     def receive(self, *, more: bool) -> None:
         """Note that a part of the body has come, and whether `more` is to come."""
         self._unconfirmed_bytes = 0
         if not more:
-            self._has_body = False
-            self._has_sent()
+            self._has_sent(_Phase.ANSWER)
 
     def end(self) -> None:
         """Note that the request is answered, or the WebSocket no longer served."""
-        self._is_served = self._has_body = False
         self._when_lost = None
-        self._read_bytes = _READ_BYTES
         if len(self._buffer) > _READ_BYTES:
-            self._buffer = memoryview(b"")  # `_left` keeps its own view
+            self._buffer = memoryview(bytearray(_READ_BYTES))
         if self in self._others.open:
             self._others.waiting[self] = None
-        if self._is_web_socket:
-            # Its client is to say that it closes, too; what it had sent before is parsed for that.
+        if self._phase is _Phase.SOCKET:
+            # What its client had sent before is parsed for its farewell.
+            self._phase = _Phase.SOCKET_OVER
             self._unconfirmed_bytes = 0
             self._sends_by = self._loop.time() + READ_S
-        elif self._unconfirmed_bytes:
-            self._await_client()
+        else:
+            self._phase = _Phase.HEADER
+            if self._unconfirmed_bytes:
+                self._await_client()
         self._read_on()
 
     def shutdown(self) -> None:
@@ -242,7 +256,8 @@ class HttpConnection(asyncio.BufferedProtocol, asyncio.Transport):
         """WebSockets follow HTTP; not while a request is being answered."""
         cycle = self._protocol.cycle  # its task may not have begun
         self._protocol = protocol
-        if self._is_served or (cycle is not None and not cycle.response_complete):
+        is_answered = cycle is None or cycle.response_complete
+        if self._phase is not _Phase.HEADER or not is_answered:
             self.abort()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -298,19 +313,18 @@ class HttpConnection(asyncio.BufferedProtocol, asyncio.Transport):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
-        if len(self._buffer) != self._read_bytes:
-            self._buffer = memoryview(bytearray(self._read_bytes))
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self._is_served and self._sends_by == math.inf:
+        if self._phase is _Phase.HEADER and self._sends_by == math.inf:
             self._await_client()
         self._left = self._buffer[:nbytes]
         # A transport that is not paused would give all that has come, and others would wait.
         self._parse(pause=nbytes == len(self._buffer))
 
     def pause_writing(self) -> None:
-        timeout_s = READ_S if self._is_web_socket else self._others.timeout_s
+        is_socket = self._phase in (_Phase.SOCKET, _Phase.SOCKET_OVER)
+        timeout_s = READ_S if is_socket else self._others.timeout_s
         self._reads_by = min(self._reads_by, self._loop.time() + timeout_s)
         self._is_unread = True
         self._read_on()
@@ -337,31 +351,26 @@ class HttpConnection(asyncio.BufferedProtocol, asyncio.Transport):
     def _waits(self) -> bool:
         """Whether nothing is parsed now: uvicorn, the client, or the present request is in the
         way, whose successors would pile up in uvicorn."""
-        is_running = self._is_served and not self._has_body and not self._is_web_socket
-        return self._is_held or self._is_unread or is_running
+        return self._is_held or self._is_unread or self._phase is _Phase.ANSWER
 
     def _parse(self, *, pause: bool = False) -> None:
         """Have a part of what was read parsed, and the rest in the next rounds of the loop."""
+        self._is_parsing = False
         if self._left and not (self._waits or self.is_closing()):
             # The parser keeps a name or a value until it is complete, that of a trailer too.
             if self._unconfirmed_bytes > self._others.limits.max_header_bytes:
                 self.abort()
                 return
             many = _PART_BYTES
-            if self._has_body:
-                left = self._body_left
-                many = _READ_BYTES if left is None else max(many, left)
+            if self._phase is _Phase.BODY:
+                many = _READ_BYTES if self._body_left is None else max(many, self._body_left)
             part, self._left = bytes(self._left[:many]), self._left[many:]
-            if self._has_body and self._body_left:
+            if self._phase is _Phase.BODY and self._body_left:
                 self._body_left = max(0, self._body_left - len(part))
-            if not (self._is_web_socket and self._is_served):
+            if self._phase is not _Phase.SOCKET:
                 self._unconfirmed_bytes += len(part)
             self._protocol.data_received(part)
         self._read_on(pause=pause)
-
-    def _parse_on(self) -> None:
-        self._is_parsing = False
-        self._parse()
 
     def _read_on(self, *, pause: bool = False) -> None:
         """Parse what is left, and then read, where uvicorn takes it and the client reads."""
@@ -369,7 +378,7 @@ class HttpConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         if (pause or (self._left and not self._waits)) and not self._is_parsing:
             self._is_parsing = True
-            self._loop.call_soon(self._parse_on)
+            self._loop.call_soon(self._parse)
         pauses = self._is_held or self._is_unread or self._is_parsing or len(self._left) > 0
         if pauses is not self._is_paused:
             self._is_paused = pauses
@@ -380,7 +389,9 @@ class HttpConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._others.waiting.setdefault(self)
         self._sends_by = self._loop.time() + self._others.timeout_s
 
-    def _has_sent(self) -> None:
+    def _has_sent(self, phase: _Phase) -> None:
+        """Note that the client has sent all that `phase` needs of it."""
+        self._phase = phase
         self._others.waiting.pop(self, None)
         self._sends_by = math.inf
 
