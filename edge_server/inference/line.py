@@ -19,7 +19,7 @@ from edge_server.errors import (
     ModelConfigError,
     Unavailable,
 )
-from edge_server.process.threads import Worker
+from edge_server.process.threads import ThreadPool, Worker, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -175,91 +175,38 @@ class Task(Protocol):
         ...
 
 
-class StepThreads:
-    """Runs tasks on a few threads of its own, shared by all ensembles. No caller ever waits here
-    for a thread: `try_run` refuses, `run` queues the task. The queue holds one task for each step
-    that a request in flight can run next, and no more."""
+class StepThreads(ThreadPool[Task]):
+    """Runs tasks on a few threads, shared by all ensembles. No caller ever waits here for a thread:
+    `try_run` refuses, `run` queues the task. The queue holds one task for each step that a request
+    in flight can run next, and no more."""
 
     def __init__(self, limit: int = LIMIT, watch: LineWatch | None = None) -> None:
-        self._limit = limit
+        super().__init__(limit, "step")
         self.watch = watch or LineWatch()
-        self._changed = threading.Condition()
-        self._tasks: deque[Task] = deque()
-        self._threads: list[threading.Thread] = []
-        self._free = 0
-        self._closed = False
-
-    def try_run(self, task: Task) -> bool:
-        with self._changed:
-            return self._offer(task)
 
     def run(self, task: Task) -> None:
         """Run `task` as soon as a thread is free, never on the caller's, unless it is over then.
 
         Raises: Unavailable: there is no thread, and the system gives none.
         """
-        with self._changed:
+        with self.lock:
             if self._offer(task):
                 return
-            if not self._closed and (self._threads or not self._limit):
+            if not self._closed and (self._threads or not self._most):
                 # Every thread has a task, or one queued before this, and then takes this one.
-                self._tasks.append(task)
+                self.waiting.append(task)
                 self.watch.note_waiting()
                 return
         # A request that has outlived the server's stop, whose caller may still be there.
-        _started(threading.Thread(target=task.run, name="step-late", daemon=True))
+        if not start_thread("step-late", task.run):
+            raise Unavailable(
+                "no thread is left for a step of the ensemble: the system gives no more"
+            )
 
     def drop_dead(self) -> bool:
-        for task in _drop_over(self._tasks, self._changed):
+        for task in _drop_over(self.waiting, self.lock):
             task.dropped()
-        return bool(self._tasks)
-
-    def close(self, timeout_s: float = 1.0) -> None:
-        """Refuse new tasks, wait `timeout_s` for the threads at most; queued tasks still run."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            threads = list(self._threads)
-        until = time.monotonic() + timeout_s
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
-
-    def _offer(self, task: Task) -> bool:
-        if self._closed:
-            return False
-        if self._free > len(self._tasks):
-            self._tasks.append(task)
-            self._changed.notify()
-            return True
-        if len(self._threads) >= self._limit:
-            return False
-        name = f"step-{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        try:
-            _started(thread)
-        except Unavailable:
-            return False
-        self._threads.append(thread)
-        self._tasks.append(task)
-        self._free += 1
-        return True
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._tasks:
-                    if self._closed:
-                        return
-                    self._changed.wait()
-                task = self._tasks.popleft()
-                self._free -= 1
-            try:
-                task.run()
-            except Exception:
-                log.exception("ensembles: a step raised")
-            del task
-            with self._changed:
-                self._free += 1
+        return bool(self.waiting)
 
 
 class StepSlots:
@@ -337,7 +284,7 @@ class StepSlots:
             self._changed.notify_all()
 
 
-def _drop_over(tasks: deque[Task], lock: threading.Condition) -> list[Task]:
+def _drop_over(tasks: deque[Task], lock: threading.Lock | threading.Condition) -> list[Task]:
     with lock:
         waiting = tuple(tasks)
     # Outside the lock, because `is_over` may respond to a caller.
@@ -349,13 +296,6 @@ def _drop_over(tasks: deque[Task], lock: threading.Condition) -> list[Task]:
                 tasks.remove(task)
                 dropped.append(task)
     return dropped
-
-
-def _started(thread: threading.Thread) -> None:
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise Unavailable(f"no thread is left for a step of the ensemble: {error}") from error
 
 
 # The device of all instances on the CPU, as Triton counts it.

@@ -1,4 +1,5 @@
-"""Threads: a `Worker` for work that repeats, and functions for work that ends.
+"""Threads: a `Worker` for work that repeats, a `ThreadPool` for requests, and functions for work
+that ends.
 
 Where the system refuses a thread, `run_parallel` and `side_by_side` use those that they got, or the
 caller's; `start_thread` returns False and `start_future` None; `run_with_timeout` raises."""
@@ -16,7 +17,8 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_server.errors import (
     EdgeServerError,
@@ -331,8 +333,14 @@ class Auxiliary:
 
 log = logging.getLogger(__name__)
 
+
+class Runs(Protocol):
+    def run(self) -> None: ...
+
+
 T = TypeVar("T")
 R = TypeVar("R")
+Task = TypeVar("Task", bound=Runs)
 
 # How often a long wait calls `require_wanted`.
 LOOK_S = 0.1
@@ -444,6 +452,79 @@ def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
             log.exception("%s: failed", name)
 
     run_parallel(name, len(works), do, works)
+
+
+class ThreadPool(Generic[Task]):
+    """Runs tasks on up to `most` threads, which it starts on demand.
+
+    Between tasks a thread waits on its own queue, and the thread that became idle last runs next:
+    its caches are still warm, whereas the common queue of a ThreadPoolExecutor wakes the thread
+    that has been idle longest.
+
+    Attributes:
+        waiting: the tasks without a thread; changed under `lock`.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self.waiting: deque[Task] = deque()
+        self.lock = threading.Lock()
+        self._most = most
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        self._idle: list[SimpleQueue[Task | None]] = []
+        self._closed = False
+
+    def try_run(self, task: Task) -> bool:
+        """Run `task` on an idle thread or on a new one; False where there is neither."""
+        with self.lock:
+            return self._offer(task)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Accept no more tasks, and wait `timeout_s` at most; the threads end after those that
+        were accepted, which may hang."""
+        with self.lock:
+            self._closed = True
+            for tasks in self._idle:
+                tasks.put(None)
+            self._idle.clear()
+        until = time.monotonic() + timeout_s
+        for thread in self._threads if timeout_s else ():
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _offer(self, task: Task) -> bool:
+        if self._closed:
+            return False
+        if self._idle:
+            self._idle.pop().put(task)
+            return True
+        if len(self._threads) == self._most:
+            return False
+        tasks: SimpleQueue[Task | None] = SimpleQueue()
+        tasks.put(task)
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._work, args=(tasks,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._threads.append(thread)
+        return True
+
+    def _work(self, tasks: SimpleQueue[Task | None]) -> None:
+        while (task := tasks.get()) is not None:
+            try:
+                task.run()
+            except Exception:
+                log.exception("%s: a task raised", self._name)
+            # An idle thread must not keep a request's tensors alive.
+            task = None
+            with self.lock:
+                if self.waiting:
+                    tasks.put(self.waiting.popleft())
+                elif self._closed:
+                    return
+                else:
+                    self._idle.append(tasks)
 
 
 class Hangs(ModelLoadError):

@@ -112,7 +112,7 @@ def test_a_call_that_raises_costs_no_thread(
         wait_idle(threads, 1)
     assert "ZeroDivisionError" in caplog.text
     begun(threads).end()
-    assert threads._started == 1
+    assert len(threads._threads) == 1
 
 
 def test_an_idle_thread_keeps_nothing_alive(threads: CallThreads) -> None:
@@ -163,5 +163,5 @@ def test_a_call_waits_where_the_system_gives_no_thread() -> None:
     assert len(threads.waiting) == 1
     begun(threads).end()
     assert ran.wait(TIMEOUT_S)
-    assert (threads._started, len(threads.waiting)) == (1, 0)
+    assert (len(threads._threads), len(threads.waiting)) == (1, 0)
     threads.shutdown()

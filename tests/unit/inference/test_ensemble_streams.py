@@ -240,7 +240,7 @@ def test_a_held_step_is_let_go_when_its_caller_goes() -> None:
 def test_a_held_slot_is_free_again_when_its_caller_goes_before_a_thread_takes_the_step() -> None:
     class Late(StepThreads):
         def try_run(self, task: Task) -> bool:
-            self._tasks.append(task)
+            self.waiting.append(task)
             return True
 
     caller, threads = Caller(), Late()

@@ -65,7 +65,7 @@ def test_a_task_that_raises_costs_no_thread(caplog: pytest.LogCaptureFixture) ->
     threads.run(Step(ran.set))
     assert ran.wait(TIMEOUT_S)
     threads.close()
-    assert "a step raised" in caplog.text
+    assert "step: a task raised" in caplog.text
 
 
 def test_after_close_nothing_is_taken_but_what_must_run_runs() -> None:
