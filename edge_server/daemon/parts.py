@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from edge_server.board.watch import BoardWatch
     from edge_server.cameras.calibration import Calibration
     from edge_server.inference.otlp import SpanSender
+    from edge_server.lifecycle.loader import ModelSource
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.repository.channel import ChannelReport
@@ -145,25 +146,15 @@ def chosen_control(
         python: see `python_of`.
         camera_models: names of the models of cameras; read at each load, so it may change.
     """
-    server_context = LiveModels(registry)
-    private = PrivateDirectory()
-    lifecycle = ModelLifecycle(
-        ModelTable(registry),
-        Build(scheduling, None, devices, server_context),
-        take_down=settings.incompatible_member == "take_down",
-        interface=InterfaceRule(camera_models, check_replacement),
-    )
-    source = Repositories(_paths(settings), PrivateCopies(private).copy)
-    completion = chosen_completion(settings, devices, python)
+    server_context, private = LiveModels(registry), PrivateDirectory()
     control = RepositoryControl(
-        RepositoryLoader(
-            lifecycle,
-            source,
-            completion=completion,
-            load_threads=settings.load_threads,
-            load_retries=settings.load_retries,
-            signatures=chosen_signatures(settings),
-            kept=camera_models,
+        _loader(
+            Build(scheduling, None, devices, server_context),
+            ModelTable(registry),
+            Repositories(_paths(settings), PrivateCopies(private).copy),
+            settings,
+            completion=chosen_completion(settings, devices, python),
+            camera_models=camera_models,
         ),
         explicit=settings.mode == "explicit",
         load=settings.load,
@@ -218,37 +209,25 @@ def following_control(
 ) -> PollControl:
     """Return the control that keeps `registry` like the repositories; see `chosen_control`."""
     paths = _paths(settings)
-    signatures = chosen_signatures(settings)
     store = ModelStore(
         store_directory(settings),
         most_bytes=settings.store_max_bytes,
         reserve_bytes=settings.disk_reserve_bytes,
-        signatures=signatures,
+        signatures=chosen_signatures(settings),
         repositories=paths,
     )
     deployments = Deployments(registry, store, paths)
-    terms = CanaryTerms(settings.probation_requests, settings.probation_s)
-    # In mode `poll` no request loads a model.
-    build = Build(
-        scheduling, MemoryBudget(settings.memory_reserve_bytes), devices, LiveModels(registry)
-    )
-    lifecycle = ModelLifecycle(
-        deployments,
-        build,
-        terms if settings.probation_requests else None,
-        take_down=settings.incompatible_member == "take_down",
-        interface=InterfaceRule(camera_models, check_replacement),
-    )
-    completion = chosen_completion(settings, devices, python)
+    budget = MemoryBudget(settings.memory_reserve_bytes)
     return PollControl(
-        RepositoryLoader(
-            lifecycle,
+        _loader(
+            # No request loads a model.
+            Build(scheduling, budget, devices, LiveModels(registry)),
+            deployments,
             AcceptedCopies(deployments),
-            completion=completion,
-            load_threads=settings.load_threads,
-            load_retries=settings.load_retries,
-            signatures=signatures,
-            kept=camera_models,
+            settings,
+            completion=chosen_completion(settings, devices, python),
+            camera_models=camera_models,
+            terms=CanaryTerms(settings.probation_requests, settings.probation_s),
         ),
         deployments,
         paths,
@@ -256,6 +235,34 @@ def following_control(
         settle_s=settings.settle_s,
         # The daemon starts anew when the GPU comes.
         exit_on_error=settings.exit_on_error and not devices.awaited,
+    )
+
+
+def _loader(
+    build: Build,
+    table: ModelTable,
+    source: ModelSource,
+    settings: Repository,
+    *,
+    completion: Completion,
+    camera_models: Collection[str],
+    terms: CanaryTerms | None = None,
+) -> RepositoryLoader:
+    lifecycle = ModelLifecycle(
+        table,
+        build,
+        terms if settings.probation_requests else None,
+        take_down=settings.incompatible_member == "take_down",
+        interface=InterfaceRule(camera_models, check_replacement),
+    )
+    return RepositoryLoader(
+        lifecycle,
+        source,
+        completion=completion,
+        load_threads=settings.load_threads,
+        load_retries=settings.load_retries,
+        signatures=chosen_signatures(settings),
+        kept=camera_models,
     )
 
 
