@@ -205,7 +205,8 @@ class Traffic:
 
     def tick(self, now: float) -> None:
         """End calls over their time or byte limit, and return free memory to the kernel."""
-        self._end_late_requests(now)
+        resident = self._resident()
+        self._end_late_requests(now, resident)
         for context, leaving in self._leaving.copy().items():
             if now - leaving.since > leaving.limit_s:
                 self._end(context)
@@ -214,7 +215,7 @@ class Traffic:
             for context, revoked in self._streams.copy().items():
                 if revoked():
                     self._end(context)
-        self._return_memory(now)
+        self._return_memory(now, resident)
         if self._ended and now - self._logged_at > _LOG_EVERY_S:
             log.warning(
                 "grpc: %d calls were ended: their messages got stuck (grpc.message_timeout_ms, "
@@ -223,13 +224,12 @@ class Traffic:
             )
             self._ended, self._logged_at = 0, now
 
-    def _return_memory(self, now: float) -> None:
+    def _return_memory(self, now: float, resident: int) -> None:
         if self._arriving or self._leaving or self._inferences() or self.budget.used_bytes:
             self._busy_at = now
         is_quiet = now - self._busy_at > _QUIET_S
         is_first = is_quiet and self._busy_at >= self._returned_at
         is_due = is_first or now - self._returned_at > _MOST_UNREST_S
-        resident = self._resident()
         # What slow connections held for a while was no rest.
         self._rest_bytes = min(self._rest_bytes, resident)
         if is_due and resident - self._rest_bytes >= _MANY_BYTES:
@@ -239,7 +239,7 @@ class Traffic:
                 # Connections that close later free more: what is left is believed by halves.
                 self._rest_bytes = (self._rest_bytes + self._resident()) // 2
 
-    def _end_late_requests(self, now: float) -> None:
+    def _end_late_requests(self, now: float, resident: int) -> None:
         within_s = min(self._within_s, _CROWDED_S) if self._waiting() else self._within_s
         # Threads that copy large tensors keep small requests waiting as long as this look.
         overslept_s = max(0.0, now - self._ticked_at - _LOOK_S)
@@ -252,8 +252,8 @@ class Traffic:
         counted_before, self._counted_bytes = self._counted_bytes, self.budget.used_bytes
         explained_bytes = _TIMES_MORE * max(counted_before, self._counted_bytes)
         if len(long) <= room:
-            self._resident_before = self._resident()
-        elif self._resident() - self._resident_before > self.budget.limit_bytes + explained_bytes:
+            self._resident_before = resident
+        elif resident - self._resident_before > self.budget.limit_bytes + explained_bytes:
             late += [context for context, _ in long[room:] if context not in late]
         for context in late:
             self._end(context)
