@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from edge_server.api.control_calls import server_extensions
+from edge_server.api.triton_calls import server_extensions
 from edge_server.backends.python import pb_utils
 from edge_server.model_config.parse import ACCEPTED, ACTED_ON, ACTED_ON_BY, REFUSED
 

@@ -27,7 +27,6 @@ from edge_server.errors import (
     InvalidRequest,
     NotFound,
     Unavailable,
-    Unsupported,
 )
 
 if TYPE_CHECKING:
@@ -249,10 +248,3 @@ class SharedMemory:
             raise
         weakref.finalize(copy, self._budget.give, size_bytes)
         return memoryview(copy)
-
-
-def allowed(shared_memory: SharedMemory | None) -> SharedMemory:
-    """Return `shared_memory`; raise Unsupported where clients may use none (Triton's text)."""
-    if shared_memory is None:
-        raise Unsupported(DISABLED)
-    return shared_memory

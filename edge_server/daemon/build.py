@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_server.api.access import AccessRules, Tokens
-from edge_server.api.calls import RequestMetrics
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.http.page.state import PictureWriter
 from edge_server.api.http.rest.api import LOADS_AT_ONCE, RestApi, gate_and_threads
 from edge_server.api.parameters import HeaderForwarding
 from edge_server.api.shared_memory import SharedMemory
+from edge_server.api.triton_calls import TritonCalls
 from edge_server.board.board import is_jetson
 from edge_server.board.device_nodes import gpu_files
 from edge_server.board.watch import BoardWatch, ClockWatch
@@ -40,6 +40,7 @@ from edge_server.pipeline.vehicle import VehicleInputs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from edge_server.api.calls import RequestMetrics
     from edge_server.board.board import Identity
     from edge_server.cameras.calibration import Calibration
     from edge_server.errors import Reason
@@ -115,38 +116,27 @@ def build_requests(
 ) -> Requests:
     serving, grpc, http = settings.serving, settings.grpc, settings.http
     tokens = Tokens(settings.access.tokens_file) if settings.access.tokens_file else None
-    counts = RequestMetrics()
     shared_memory = None
     if serving.client_shared_memory:
         shared_memory = SharedMemory(longest_bytes=grpc.max_message_bytes)
-    server = GrpcServer(
-        inference.data_plane,
-        grpc,
-        serving.name,
-        identity.version,
-        control=inference.control,
-        shared_memory=shared_memory,
-        tracer=inference.tracer,
-        log_switches=log_switches,
-        tokens=tokens,
-        requests=counts,
-        max_inferences=serving.max_inferences,
-    )
-    rest = RestApi(
+    calls = TritonCalls(
         inference.data_plane,
         serving.name,
         identity.version,
-        AccessRules.of_http(http, grpc, tokens),
+        inference.control,
+        shared_memory,
         inference.tracer,
         log_switches,
+    )
+    server = GrpcServer(calls, grpc, tokens=tokens, max_inferences=serving.max_inferences)
+    rest = RestApi(
+        replace(calls, control=BoundedControl(inference.control, LOADS_AT_ONCE)),
+        AccessRules.of_http(http, grpc, tokens),
         *gate_and_threads(serving.max_inferences),
-        BoundedControl(inference.control, LOADS_AT_ONCE),
-        shared_memory,
         HeaderForwarding(http.forward_headers, (each.header for each in http.restricted)),
         http.max_body_bytes,
-        counts,
     )
-    return Requests(server, rest, tokens, counts)
+    return Requests(server, rest, tokens, calls.requests)
 
 
 @dataclass(frozen=True)

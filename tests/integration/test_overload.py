@@ -18,6 +18,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.grpc.server import GrpcServer
+from edge_server.api.triton_calls import TritonCalls
 from edge_server.backends.contract import TensorModel
 from edge_server.inference.data_plane import PLAIN_LOAD, DataPlane, LoadOptions
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
@@ -76,7 +77,9 @@ class Server:
         data_plane.open()
         # One connection carries them all.
         settings = Grpc(port=0, max_streams=2 * ASKED)
-        self._grpc = GrpcServer(data_plane, settings, "triton", "1", max_inferences=TAKEN)
+        self._grpc = GrpcServer(
+            TritonCalls(data_plane, "triton", "1"), settings, max_inferences=TAKEN
+        )
         self._grpc.start()
         self.client = triton.InferenceServerClient(f"127.0.0.1:{self._grpc.port}")
         self._shape = [1, 64] if config.max_batch_size else [64]
@@ -206,7 +209,7 @@ class Loads:
 def test_however_many_loads_are_requested_the_server_reports_its_state() -> None:
     control = Loads()
     settings = Grpc(port=0, max_streams=200)
-    server = GrpcServer(DataPlane(ModelRegistry()), settings, "triton", "1", control=control)
+    server = GrpcServer(TritonCalls(DataPlane(ModelRegistry()), "triton", "1", control), settings)
     server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:

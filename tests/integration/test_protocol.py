@@ -31,6 +31,7 @@ from tritonclient.utils import InferenceServerException
 from edge_server.api.admission import Admission
 from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.shared_memory import SharedMemory
+from edge_server.api.triton_calls import TritonCalls
 from edge_server.backends.contract import (
     STANDALONE,
     ExecuteRequest,
@@ -135,9 +136,8 @@ class Server:
         data_plane.open()
         self.admission = Admission(28, streams=2)
         self._server = grpc.server(ThreadPoolExecutor(40))
-        servicer = TritonServicer(
-            data_plane, "triton", "1", self.admission, shared_memory=shared_memory
-        )
+        calls = TritonCalls(data_plane, "triton", "1", shared_memory=shared_memory)
+        servicer = TritonServicer(calls, self.admission)
         register(self._server, servicer, HealthServicer(data_plane, self.admission))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()

@@ -13,6 +13,7 @@ import pytest
 
 from edge_server.api.grpc.client import MOST_FAILURES, SelfCall
 from edge_server.api.grpc.server import GrpcServer
+from edge_server.api.triton_calls import TritonCalls
 from edge_server.errors import StageStuck
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelRegistry
@@ -36,7 +37,7 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture
 def serve(stack: ExitStack) -> Callable[[Grpc], GrpcServer]:
     def start(settings: Grpc) -> GrpcServer:
-        server = GrpcServer(DataPlane(ModelRegistry()), settings, "triton", "1")
+        server = GrpcServer(TritonCalls(DataPlane(ModelRegistry()), "triton", "1"), settings)
         server.start()
         stack.callback(server.stop, 0.0)
         return server
@@ -208,7 +209,7 @@ def test_a_server_whose_threads_are_all_taken_is_well(stack: ExitStack) -> None:
 
 def test_it_runs_as_long_as_the_server_does(serve: Callable[[Grpc], GrpcServer]) -> None:
     heard = threading.Event()
-    server = GrpcServer(DataPlane(ModelRegistry()), Grpc(port=0), "triton", "1")
+    server = GrpcServer(TritonCalls(DataPlane(ModelRegistry()), "triton", "1"), Grpc(port=0))
     assert server.self_call is not None
     really = server.self_call.fault
     server.self_call.fault = lambda: (really(), heard.set())[0]

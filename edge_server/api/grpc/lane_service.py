@@ -46,8 +46,6 @@ SERVICES = (
     pb.DESCRIPTOR.services_by_name["LaneService"],
     perception_pb2.DESCRIPTOR.services_by_name["PerceptionService"],
 )
-# Methods that parse and serialise their messages themselves.
-OVER_BYTES = ("StreamLanes", "StreamEvents", "StreamNetworks")
 _LONGEST_CAUSE = 200
 
 
@@ -148,7 +146,7 @@ class LaneServicer:
             finally:
                 feed.close(reader)
 
-    def GetLatestLanes(self, request: Any, context: Any) -> Any:
+    def GetLatestLanes(self, request: Any) -> Any:
         if not request.camera:
             raise InvalidRequest("camera is empty: it is the name of a camera, see ListCameras")
         self._refuse_unknown([request.camera])
@@ -197,7 +195,7 @@ class LaneServicer:
             if shut.is_set():
                 raise _ending()
 
-    def ListCameras(self, request: Any, context: Any) -> Any:
+    def ListCameras(self, request: Any) -> Any:
         response = pb.ListCamerasResponse()
         for pipeline in tuple(self._sources.pipelines):
             camera, status = pipeline.camera, pipeline.camera.status
@@ -214,11 +212,11 @@ class LaneServicer:
             )
         return response
 
-    def SetVehicleState(self, request: Any, context: Any) -> Any:
+    def SetVehicleState(self, request: Any) -> Any:
         self._sources.vehicle.put(vehicle_state(request, self._now_ns()))
         return pb.SetVehicleStateResponse()
 
-    def Record(self, request: Any, context: Any) -> Any:
+    def Record(self, request: Any) -> Any:
         if len(request.cause) > _LONGEST_CAUSE:
             raise InvalidRequest(
                 f"cause has {len(request.cause)} characters: it is part of the file's name and of "

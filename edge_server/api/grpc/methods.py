@@ -22,7 +22,7 @@ from edge_server.api.grpc.traffic import COMPRESSED, WATCHED_FROM_BYTES, Traffic
 from edge_server.process.text import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from edge_server.api.access import AccessRules
     from edge_server.api.admission import ByteBudget
@@ -46,29 +46,31 @@ _LONGEST_TEXT_BYTES = 4000
 def method_handlers(
     service: Any,
     servicer: object,
-    over_bytes: Collection[str] = (),
+    *,
+    over_bytes: object = None,
     traffic: Traffic | None = None,
     rules: AccessRules | None = None,
 ) -> dict[str, Handler]:
     """Return a handler for each method of the descriptor `service` that calls `servicer`'s method.
 
     The handlers differ from those of the generated `add_…_to_server`: messages are parsed within
-    the call, where a damaged message is the caller's error, and the methods in `over_bytes` read
-    and write bytes themselves; those with one request get a `UnaryCall` in place of the context. A
-    method that `servicer` does not define returns UNIMPLEMENTED with its name.
+    the call, where a damaged message is the caller's error. Streams read and write bytes, and get
+    the context. A method that `servicer` does not define returns UNIMPLEMENTED with its name.
 
     Args:
+        over_bytes: whose methods go before those of `servicer`, and read and write bytes; those
+            with one request get a `UnaryCall`.
         traffic: see `unary`.
         rules: may refuse a request with settings to change, and end streams; None allows all.
     """
     handlers = {}
     for method in service.methods:
         path = f"/{service.full_name}/{method.name}"
-        behaviour = getattr(servicer, method.name, None)
-        if method.name not in vars(type(servicer)) or behaviour is None:
-            behaviour = _refusing(method.name)
-        elif method.name not in over_bytes:
-            behaviour = _parsing(method, behaviour, path, rules)
+        behaviour: Any = getattr(over_bytes, method.name, None)
+        if behaviour is None:
+            behaviour = getattr(servicer, method.name, _refusing(method.name))
+            if not method.server_streaming:
+                behaviour = _parsing(method, behaviour, path, rules)
         # Errors become statuses here rather than in an interceptor, which would slow every call.
         if method.server_streaming:
             handlers[method.name] = streaming(behaviour, path, traffic, rules)
@@ -157,7 +159,7 @@ def _parsing(
                 raise token
             if update_refusal := rules.update_refusal(path):
                 raise errors.Unavailable(update_refusal)
-        written: bytes = behaviour(message, call.context).SerializeToString()
+        written: bytes = behaviour(message).SerializeToString()
         return written
 
     return respond
@@ -182,7 +184,7 @@ def parsing(kind: Any) -> Callable[[bytes], Any]:
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    def refuse(request: object, context: object) -> Any:  # noqa: ARG001 - grpc passes both
+    def refuse(*_: object) -> Any:
         raise errors.Unsupported(f"{name} is not offered by this server")
 
     return refuse

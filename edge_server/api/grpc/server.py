@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -18,15 +19,10 @@ import grpc
 
 from edge_server.api.access import REFLECTION, AccessRules
 from edge_server.api.admission import Admission, ByteBudget
-from edge_server.api.calls import CallThreads, RequestMetrics
+from edge_server.api.calls import CallThreads
 from edge_server.api.certificates import CertificateWatch
 from edge_server.api.grpc.client import SelfCall
-from edge_server.api.grpc.lane_service import (
-    OVER_BYTES,
-    SERVICES,
-    LaneServicer,
-    too_many_lane_streams,
-)
+from edge_server.api.grpc.lane_service import SERVICES, LaneServicer, too_many_lane_streams
 from edge_server.api.grpc.methods import INFER, Doorkeeper, method_handlers, parsing, streaming
 from edge_server.api.grpc.traffic import Traffic
 from edge_server.api.grpc.triton import HEALTH_WATCH, HealthServicer, TritonServicer, register
@@ -35,19 +31,17 @@ from edge_server.board.listening import client_host, host_and_port, listener, re
 from edge_server.errors import AlreadyRunning, SettingsError, Unavailable
 from edge_server.inference.data_plane import BoundedControl
 from edge_server.process.disk import error_of_place, lock_file
-from edge_server.process.logs import LogSwitches
 from edge_server.settings.sections import MOST_INFERENCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from edge_server.api.access import Tokens
+    from edge_server.api.calls import RequestMetrics
     from edge_server.api.certificates import CertificateFiles
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.grpc.methods import Refuses
-    from edge_server.api.shared_memory import SharedMemory
-    from edge_server.inference.data_plane import DataPlane, ModelControl
-    from edge_server.inference.tracing import Tracer
+    from edge_server.api.triton_calls import TritonCalls
     from edge_server.settings import Grpc, Tls
 
 
@@ -185,7 +179,7 @@ class Side:
             f"/{service.full_name}/{method.name}"
             for service in SERVICES
             for method in service.methods
-            if method.name in OVER_BYTES
+            if method.server_streaming
         ]
         long = (*streams_of, *REFLECTION, HEALTH_WATCH)
         refusals.update(dict.fromkeys(long, self.lane_gate.stream_refusal))
@@ -231,7 +225,7 @@ class Side:
     def add_lanes(self, sources: LaneSources) -> None:
         servicer = LaneServicer(sources, self.lane_gate, self.traffic)
         for service in SERVICES:
-            methods = method_handlers(service, servicer, OVER_BYTES, self.traffic, self.rules)
+            methods = method_handlers(service, servicer, traffic=self.traffic, rules=self.rules)
             self.server.add_registered_method_handlers(service.full_name, methods)
 
     def add_reflection(self, services: Sequence[str]) -> None:
@@ -382,17 +376,10 @@ class GrpcServer:
 
     def __init__(
         self,
-        data_plane: DataPlane,
+        calls: TritonCalls,
         settings: Grpc,
-        name: str,
-        version: str,
         *,
-        control: ModelControl | None = None,
-        shared_memory: SharedMemory | None = None,
-        tracer: Tracer | None = None,
-        log_switches: LogSwitches | None = None,
         tokens: Tokens | None = None,
-        requests: RequestMetrics | None = None,
         max_inferences: int = MOST_INFERENCES,
     ) -> None:
         self.port = 0
@@ -405,36 +392,27 @@ class GrpcServer:
         self._socket: UnixSocket | None = None
         if not settings.enabled:
             return
-        log_switches = log_switches or LogSwitches()
-        requests = requests or RequestMetrics()
         pattern = settings.forward_headers
         secret = [each.header for each in settings.restricted]
         headers = HeaderForwarding(pattern, secret) if pattern else None
+        control, regions = calls.control, calls.shared_memory
 
         def side(*, unix: bool) -> Side:
             rules = AccessRules.of(settings, unix=unix, tokens=tokens)
-            made = Side(settings, rules, requests, max_inferences, unix=unix)
+            made = Side(settings, rules, calls.requests, max_inferences, unix=unix)
             servicer = TritonServicer(
-                data_plane,
-                name,
-                version,
+                replace(
+                    calls,
+                    control=control and BoundedControl(control, LOADS_AT_ONCE),
+                    shared_memory=regions and regions.counted_by(made.traffic.budget),
+                ),
                 made.gate,
-                control=control and BoundedControl(control, LOADS_AT_ONCE),
-                shared_memory=shared_memory and shared_memory.counted_by(made.traffic.budget),
-                log_switches=log_switches,
-                tracer=tracer,
                 moments=made.threads.moments,
                 traffic=made.traffic,
-                requests=requests,
                 headers=headers,
             )
-            register(
-                made.server,
-                servicer,
-                HealthServicer(data_plane, made.lane_gate),
-                traffic=made.traffic,
-                rules=rules,
-            )
+            health = HealthServicer(calls.data_plane, made.lane_gate)
+            register(made.server, servicer, health, traffic=made.traffic, rules=rules)
             self._sides.append(made)
             return made
 

@@ -1,4 +1,4 @@
-"""TritonServicer: each method of the Triton protocol calls the data plane."""
+"""TritonServicer: inference over gRPC, and the service of health."""
 
 from __future__ import annotations
 
@@ -8,32 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 
-from edge_server.api.calls import GRPC, CallMoments, RequestMetrics, traced
-from edge_server.api.control_calls import (
-    index_message,
-    load_model,
-    loading,
-    metadata_message,
-    refuse_repository_name,
-    refuse_unknown_model,
-    server_extensions,
-    statistics_message,
-    unload_model,
-    update_log_settings,
-    update_trace_settings,
-)
+from edge_server.api.calls import GRPC, CallMoments, traced
 from edge_server.api.convert import to_infer_request, to_response_message
 from edge_server.api.grpc.methods import method_handlers, parsing, status_of
 from edge_server.api.grpc.stream import InferStream
 from edge_server.api.grpc.traffic import COMPRESSED, Traffic
 from edge_server.api.grpc.wire import read_load_request, read_request, write_response
 from edge_server.api.parameters import EMPTY_FINAL_RESPONSE
-from edge_server.api.shared_memory import allowed
 from edge_server.errors import EdgeServerError, NotFound, Unsupported
-from edge_server.inference.tracing import Tracer
-from edge_server.process.logs import LogSwitches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,11 +28,9 @@ if TYPE_CHECKING:
     from edge_server.api.grpc.methods import UnaryCall
     from edge_server.api.grpc.stream import StreamRequest
     from edge_server.api.parameters import HeaderForwarding
-    from edge_server.api.shared_memory import SharedMemory
-    from edge_server.inference.data_plane import DataPlane, ModelControl
+    from edge_server.api.triton_calls import TritonCalls
+    from edge_server.inference.data_plane import DataPlane
 
-# Methods that parse and serialise their messages themselves.
-_OVER_BYTES = ("ModelInfer", "ModelStreamInfer", "RepositoryModelLoad")
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _STATES = health_pb2.HealthCheckResponse
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
@@ -63,72 +44,35 @@ _SERVICES = (
 )
 
 
-class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Serves `inference.GRPCInferenceService` over a DataPlane.
+class TritonServicer:
+    """Serves the methods of `inference.GRPCInferenceService` that read and write bytes themselves;
+    `calls` serves the others.
 
     Args:
-        control: loads and unloads models on request; None refuses such requests.
-        shared_memory: the clients' regions; None refuses shared memory.
+        calls: what the daemon offers to this side's clients.
         moments: of the thread's call: when it was received; None is unknown.
         headers: adds headers of calls to their requests' parameters; None adds none.
     """
 
     def __init__(
         self,
-        data_plane: DataPlane,
-        name: str,
-        version: str,
+        calls: TritonCalls,
         admission: Admission,
         *,
-        control: ModelControl | None = None,
-        shared_memory: SharedMemory | None = None,
-        log_switches: LogSwitches | None = None,
-        tracer: Tracer | None = None,
         moments: CallMoments | None = None,
         traffic: Traffic | None = None,
-        requests: RequestMetrics | None = None,
         headers: HeaderForwarding | None = None,
     ) -> None:
-        self._data_plane = data_plane
-        self._lease = data_plane.lease
+        self.calls = calls
+        self._data_plane = calls.data_plane
+        self._lease = calls.data_plane.lease
         self._admission = admission
-        self._name = name
-        self._version = version
-        self._control = control
-        self._shared_memory = shared_memory
-        self._log_switches = log_switches or LogSwitches()
-        self._tracer = tracer or Tracer()
+        self._shared_memory = calls.shared_memory
+        self._tracer = calls.tracer
+        self._requests = calls.requests
         self._moments = moments or CallMoments()
-        self._extensions = server_extensions(control, shared_memory, self._tracer)
         self._traffic = traffic or Traffic()
-        self._budget = self._traffic.budget
-        self._requests = requests or RequestMetrics()
         self._headers = headers
-
-    def ServerLive(self, request: Any, context: Any) -> Any:
-        return pb.ServerLiveResponse(live=self._data_plane.server_live())
-
-    def ServerReady(self, request: Any, context: Any) -> Any:
-        return pb.ServerReadyResponse(ready=self._data_plane.server_ready())
-
-    def ModelReady(self, request: Any, context: Any) -> Any:
-        ready = self._data_plane.model_ready(request.name, request.version)
-        return pb.ModelReadyResponse(ready=ready)
-
-    def ServerMetadata(self, request: Any, context: Any) -> Any:
-        return pb.ServerMetadataResponse(
-            name=self._name, version=self._version, extensions=self._extensions
-        )
-
-    def ModelMetadata(self, request: Any, context: Any) -> Any:
-        return metadata_message(self._data_plane, request.name, request.version)
-
-    def ModelConfig(self, request: Any, context: Any) -> Any:
-        metadata = self._data_plane.metadata(request.name, request.version)
-        return pb.ModelConfigResponse(config=metadata.config.message)
-
-    def ModelStatistics(self, request: Any, context: Any) -> Any:
-        return statistics_message(self._data_plane, request.name, request.version)
 
     def ModelInfer(self, request: bytes, call: UnaryCall) -> bytes:
         """Parse and serialise bytes, so that tensors are not copied; see `wire`."""
@@ -178,7 +122,7 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         metadata = context.invocation_metadata()
         stream = InferStream(
             lambda data, stream_request: self._submit(data, stream_request, context),
-            self._budget,
+            self._traffic.budget,
             errors_end_it=("triton_grpc_error", "true") in [(m[0], m[1]) for m in metadata],
         )
         with self._admission.stream(stream.close):
@@ -230,61 +174,11 @@ class TritonServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ig
         respond = self._requests.timed("grpc", loaded.name, stream_request.respond, _code_of)
         self._data_plane.submit(request, respond, lease)
 
-    def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        refuse_repository_name(request.repository_name)
-        known = self._control or self._data_plane
-        return index_message(known, only_ready=request.ready)
-
     def RepositoryModelLoad(self, request: bytes, call: UnaryCall) -> bytes:
         """Parse the message from bytes, as it may carry model files; see `read_load_request`."""
-        load_model(loading(self._control), read_load_request(request), call)
+        self.calls.loading()  # refuses before it is parsed
+        self.calls.load(read_load_request(request), call)
         return b""
-
-    def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
-        unload_model(self._control, request)
-        return pb.RepositoryModelUnloadResponse()
-
-    def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        response = pb.SystemSharedMemoryStatusResponse()
-        if self._shared_memory is None:
-            return response
-        for region in self._shared_memory.regions(request.name):
-            status = response.regions[region.name]
-            status.name, status.key = region.name, region.key
-            status.offset, status.byte_size = region.offset, region.byte_size
-        return response
-
-    def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
-        regions = allowed(self._shared_memory)
-        regions.register(request.name, request.key, request.offset, request.byte_size)
-        return pb.SystemSharedMemoryRegisterResponse()
-
-    def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
-        allowed(self._shared_memory).unregister(request.name)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        """Return no region: CUDA shared memory is unsupported."""
-        if request.name and self._shared_memory is not None:
-            raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
-        return pb.CudaSharedMemoryStatusResponse()
-
-    def CudaSharedMemoryRegister(self, request: Any, context: Any) -> Any:
-        allowed(self._shared_memory)
-        raise Unsupported(
-            f"failed to register CUDA shared memory region: '{request.name}', GPUs not supported"
-        )
-
-    def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
-        allowed(self._shared_memory)
-        return pb.CudaSharedMemoryUnregisterResponse()
-
-    def TraceSetting(self, request: Any, context: Any) -> Any:
-        refuse_unknown_model(self._data_plane, request.model_name)
-        return update_trace_settings(self._tracer, request.model_name, request.settings)
-
-    def LogSettings(self, request: Any, context: Any) -> Any:
-        return update_log_settings(self._log_switches, request)
 
 
 def _code_of(error: EdgeServerError) -> str:
@@ -300,7 +194,7 @@ class HealthServicer:
         self._data_plane = data_plane
         self._streams = streams
 
-    def Check(self, request: Any, context: Any) -> Any:
+    def Check(self, request: Any) -> Any:
         if request.service not in _SERVICES:
             raise NotFound(f"unknown service '{request.service}'")
         return _STATES(status=self._status(request.service))
@@ -335,7 +229,9 @@ def register(
 ) -> None:
     """Serve every method of the published services on `server`."""
     service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    infer = method_handlers(service, servicer, _OVER_BYTES, traffic, rules)
+    infer = method_handlers(
+        service, servicer.calls, over_bytes=servicer, traffic=traffic, rules=rules
+    )
     server.add_registered_method_handlers(service.full_name, infer)
-    checks = method_handlers(_HEALTH, health, ("Watch",), traffic, rules)
+    checks = method_handlers(_HEALTH, health, traffic=traffic, rules=rules)
     server.add_registered_method_handlers(_HEALTH.full_name, checks)

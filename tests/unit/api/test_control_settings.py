@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.control_calls import update_log_settings, update_trace_settings
+from edge_server.api.triton_calls import update_log_settings, update_trace_settings
 from edge_server.errors import EdgeServerError, InvalidRequest
 from edge_server.inference.tracing import Tracer, TraceRule
 from edge_server.process.logs import LogFormatter, LogSwitches

@@ -14,11 +14,12 @@ from starlette.requests import Request
 
 from edge_server.api.access import AccessRules
 from edge_server.api.admission import ByteBudget
-from edge_server.api.calls import CallThreads, RequestMetrics
+from edge_server.api.calls import CallThreads
 from edge_server.api.grpc.methods import unary
 from edge_server.api.http.call import HttpCall
 from edge_server.api.http.rest.infer import GeneratedResponses
 from edge_server.api.http.rest.routes import rest_routes
+from edge_server.api.triton_calls import TritonCalls
 from edge_server.errors import InternalError, forget_frames
 
 if TYPE_CHECKING:
@@ -76,12 +77,9 @@ def test_of_grpc(model: Model) -> None:
 
 def test_of_http(model: Model) -> None:
     api: Any = SimpleNamespace(
-        name="triton",
-        version="1",
+        calls=TritonCalls(SimpleNamespace(lease=model.infer), "triton", "1"),
         rules=AccessRules("", {}),
         gate=contextlib.nullcontext(),
-        data_plane=SimpleNamespace(lease=model.infer),
-        requests=RequestMetrics(),
         threads=CallThreads(1, "http"),
     )
     endpoint: Any = next(

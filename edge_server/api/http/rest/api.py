@@ -5,24 +5,21 @@ Imports nothing of HTTP, which loads when the first client connects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from edge_server.api.admission import Admission
-from edge_server.api.calls import CallThreads, RequestMetrics
-from edge_server.api.parameters import HeaderForwarding
+from edge_server.api.calls import CallThreads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from edge_server.api.access import AccessRules
     from edge_server.api.http.call import HttpCall
-    from edge_server.api.shared_memory import SharedMemory
-    from edge_server.inference.data_plane import DataPlane, ModelControl
-    from edge_server.inference.tracing import Tracer
-    from edge_server.process.logs import LogSwitches
+    from edge_server.api.parameters import HeaderForwarding
+    from edge_server.api.triton_calls import TritonCalls
 
 LOADS_AT_ONCE = 4
 _STREAMS_AT_ONCE = 16
@@ -43,25 +40,17 @@ class RestApi:
     """The parts of the daemon that requests over HTTP use.
 
     Attributes:
+        calls: what the daemon offers to clients, over gRPC too.
         gate: admits inferences; closed when the daemon stops.
-        control: loads and unloads models on request; None refuses such requests.
-        shared_memory: the clients' regions, the same as over gRPC; None refuses shared memory.
         longest_bytes: of a request, also once it is decompressed.
     """
 
-    data_plane: DataPlane
-    name: str
-    version: str
+    calls: TritonCalls
     rules: AccessRules
-    tracer: Tracer
-    log_switches: LogSwitches
     gate: Admission
     threads: CallThreads
-    control: ModelControl | None = None
-    shared_memory: SharedMemory | None = None
-    forwarding: HeaderForwarding = field(default_factory=HeaderForwarding)
-    longest_bytes: int = 64 * 1024 * 1024
-    requests: RequestMetrics = field(default_factory=RequestMetrics)
+    forwarding: HeaderForwarding
+    longest_bytes: int
 
 
 @dataclass(frozen=True)
@@ -92,6 +81,10 @@ class RestCall:
     @property
     def repository(self) -> str:
         return self.path.get("repository", "")
+
+    @property
+    def region(self) -> str:
+        return self.path.get("region", "")
 
 
 class Answer(NamedTuple):

@@ -64,7 +64,7 @@ def infer(api: RestApi, call: RestCall) -> Answer:
     Raises:
         EdgeServerError: it is refused, or the model failed.
     """
-    with api.gate, api.data_plane.lease() as snapshot:
+    with api.gate, api.calls.data_plane.lease() as snapshot:
         loaded = snapshot.find(call.model, call.version)
         config = loaded.config
         if config.decoupled:
@@ -81,17 +81,17 @@ def infer(api: RestApi, call: RestCall) -> Answer:
             message, raw = raw_request(call.model, call.version, config, body)
             wanted = Wanted(others_binary=True)
         request, forms = to_infer_request(
-            message, raw, None, call.connection, api.shared_memory, config=config
+            message, raw, None, call.connection, api.calls.shared_memory, config=config
         )
         request = api.forwarding.add(request, call.headers.items())
-        if api.tracer.on:
+        if api.calls.tracer.on:
             times, headers = call.connection, call.headers.items
             reading_ns = (times.began_ns, times.read_ns)
             request = traced(
-                api.tracer, request, HTTP, reading_ns, headers, when_over=times.when_answered
+                api.calls.tracer, request, HTTP, reading_ns, headers, when_over=times.when_answered
             )
         response = snapshot.run(loaded, request)
-        api.requests.responded("http", config.name, call.connection.read_ns)
+        api.calls.requests.responded("http", config.name, call.connection.read_ns)
     answer = to_answer(response, forms, wanted, call.connection)
     if request.trace is not None:
         request.trace.mark(HTTP.send_start)
@@ -303,17 +303,17 @@ def start(api: RestApi, call: RestCall, responses: GeneratedResponses) -> None:
         EdgeServerError: the request is refused.
     """
     with api.gate:
-        lease = api.data_plane.lease()
+        lease = api.calls.data_plane.lease()
         try:
             request = _read(api, call, lease)
         except BaseException:
             lease.release()
             raise
         call.connection.when_cancelled(responses.end)
-        respond = api.requests.timed(
+        respond = api.calls.requests.timed(
             "http", request.model_name, responses.respond, lambda error: str(http_status(error))
         )
-        api.data_plane.submit(request, respond, lease)
+        api.calls.data_plane.submit(request, respond, lease)
 
 
 def _read(api: RestApi, call: RestCall, lease: Lease) -> InferRequest:

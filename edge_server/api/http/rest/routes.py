@@ -14,7 +14,6 @@ from starlette.routing import Route
 
 from edge_server.api.access import UPDATES
 from edge_server.api.calls import http_status
-from edge_server.api.control_calls import loading
 from edge_server.api.http.call import QUESTION_BYTES, HttpCall
 from edge_server.api.http.rest.api import Answer, RestCall
 from edge_server.api.http.rest.infer import NOT_ONE, GeneratedResponses, error_answer, start
@@ -53,7 +52,7 @@ register_url_convertor("version", _Version())
 
 def rest_routes(api: RestApi) -> Sequence[BaseRoute]:
     """Return every path of the protocol, and its description at `/openapi.json`."""
-    described = document(api.name, api.version)
+    described = document(api.calls.name, api.calls.version)
 
     async def openapi(_: Request) -> Response:
         return Response(described, media_type="application/json")
@@ -101,7 +100,7 @@ def _endpoint(api: RestApi, by_method: dict[str, Path]) -> Callable[[Request], A
             answer = _answer_of(error, request)
             forget_frames(error)
             if path.runs_model:
-                api.requests.failed("http", str(answer.status))
+                api.calls.requests.failed("http", str(answer.status))
             return _AsIs(answer)
 
     return serve
@@ -123,7 +122,7 @@ def _refusal(api: RestApi, path: Path, headers: dict[str, str]) -> Response | No
         return _AsIs(error_answer(403, refusal))
     if path.operation in ("RepositoryModelLoad", "RepositoryModelUnload"):
         try:
-            loading(api.control)
+            api.calls.loading()
         except Unavailable as error:
             return _AsIs(error_answer(http_status(error), str(error)))
     return None

@@ -1,4 +1,5 @@
-"""Paths that tell about the server and its models, and those that change them."""
+"""Paths that tell about the server and its models, and those that change them: JSON and the words
+of a path become the message of the same call over gRPC, whose response becomes JSON."""
 
 from __future__ import annotations
 
@@ -6,22 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.control_calls import (
-    index_message,
-    loading,
-    metadata_message,
-    refuse_long_config,
-    refuse_repository_name,
-    refuse_unknown_model,
-    server_extensions,
-    statistics_message,
-    update_log_settings,
-    update_trace_settings,
-)
 from edge_server.api.http.rest import json_fields as fields
 from edge_server.api.http.rest.api import NOTHING, Answer, as_json
-from edge_server.api.shared_memory import allowed
-from edge_server.errors import InternalError, InvalidRequest, NotFound
+from edge_server.api.triton_calls import refuse_long_config, refuse_repository_name
+from edge_server.errors import InternalError, InvalidRequest
 from edge_server.inference.data_plane import LoadOptions, path_in_model
 from edge_server.model_config.parse import config_json
 
@@ -31,40 +20,42 @@ if TYPE_CHECKING:
 
 def live(api: RestApi, _: RestCall) -> Answer:
     """Return 200 while the server runs."""
-    return Answer(200 if api.data_plane.server_live() else 400)
+    return Answer(200 if api.calls.data_plane.server_live() else 400)
 
 
 def ready(api: RestApi, _: RestCall) -> Answer:
     """Return 200 while the server is ready, else 400."""
-    return Answer(200 if api.data_plane.server_ready() else 400)
+    return Answer(200 if api.calls.data_plane.server_ready() else 400)
 
 
 def model_ready(api: RestApi, call: RestCall) -> Answer:
     """Return 200 while the model is ready, else 400."""
-    if not api.data_plane.model_ready(call.model, call.version):
+    if not api.calls.data_plane.model_ready(call.model, call.version):
         raise InvalidRequest("Model version not ready")
     return NOTHING
 
 
 def server_metadata(api: RestApi, _: RestCall) -> Answer:
     """Return the server's name and extensions."""
-    extensions = server_extensions(api.control, api.shared_memory, api.tracer)
-    return as_json({"name": api.name, "version": api.version, "extensions": extensions})
+    return as_json(_plain(api.calls.ServerMetadata(pb.ServerMetadataRequest())))
 
 
 def model_metadata(api: RestApi, call: RestCall) -> Answer:
     """Return a model's inputs and outputs."""
-    return as_json(_plain(metadata_message(api.data_plane, call.model, call.version)))
+    request = pb.ModelMetadataRequest(name=call.model, version=call.version)
+    return as_json(_plain(api.calls.ModelMetadata(request)))
 
 
 def model_config(api: RestApi, call: RestCall) -> Answer:
     """Return a model's configuration."""
-    return as_json(config_json(api.data_plane.metadata(call.model, call.version).config.message))
+    request = pb.ModelConfigRequest(name=call.model, version=call.version)
+    return as_json(config_json(api.calls.ModelConfig(request).config))
 
 
 def statistics(api: RestApi, call: RestCall) -> Answer:
     """Return the statistics of all models, or of one."""
-    return as_json(_plain(statistics_message(api.data_plane, call.model, call.version)))
+    request = pb.ModelStatisticsRequest(name=call.model, version=call.version)
+    return as_json(_plain(api.calls.ModelStatistics(request)))
 
 
 def _plain(message: Any) -> dict[str, Any]:
@@ -86,8 +77,8 @@ def repository_index(api: RestApi, call: RestCall) -> Answer:
     """Return the models of the repositories."""
     refuse_repository_name(call.repository)
     only_ready = fields.field(fields.read_json(call.body), "ready", bool, default=False)
-    known = api.control or api.data_plane
-    models = _plain(index_message(known, only_ready=only_ready))["models"]
+    request = pb.RepositoryIndexRequest(ready=only_ready)
+    models = _plain(api.calls.RepositoryIndex(request))["models"]
     # As Triton: one that was never loaded has its name alone.
     return as_json([m if m["version"] or m["state"] else {"name": m["name"]} for m in models])
 
@@ -106,7 +97,7 @@ def load(api: RestApi, call: RestCall) -> Answer:
         else:
             raise InternalError("unexpected error on creating Triton parameter")
     options = LoadOptions(config, files, cancellation=call.connection)
-    loading(api.control).load(call.model, options)
+    api.calls.loading().load(call.model, options)
     return NOTHING
 
 
@@ -115,26 +106,19 @@ def unload(api: RestApi, call: RestCall) -> Answer:
     refuse_repository_name(call.repository)
     parameters = fields.field(fields.read_json(call.body), "parameters", dict, default={})
     dependents = fields.field(parameters, "unload_dependents", bool, default=False)
-    loading(api.control).unload(call.model, unload_dependents=dependents)
+    api.calls.loading().unload(call.model, unload_dependents=dependents)
     return NOTHING
 
 
 def region_status(api: RestApi, call: RestCall) -> Answer:
     """Return all regions, or one."""
-    if api.shared_memory is None:
-        return as_json([])
-    found = api.shared_memory.regions(call.path.get("region", ""))
-    return as_json(
-        [
-            {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
-            for r in found
-        ]
-    )
+    request = pb.SystemSharedMemoryStatusRequest(name=call.region)
+    return as_json(list(_plain(api.calls.SystemSharedMemoryStatus(request))["regions"].values()))
 
 
 def register_region(api: RestApi, call: RestCall) -> Answer:
     """Register a region of shared memory."""
-    regions, name = allowed(api.shared_memory), call.path.get("region", "")
+    regions, name = api.calls.regions(), call.region
     if not name:
         raise InvalidRequest("'region name' is necessary to register system shared memory region")
     given = fields.read_json(call.body)
@@ -152,46 +136,42 @@ def register_region(api: RestApi, call: RestCall) -> Answer:
 
 def unregister_region(api: RestApi, call: RestCall) -> Answer:
     """Forget all regions, or one."""
-    allowed(api.shared_memory).unregister(call.path.get("region", ""))
+    api.calls.regions().unregister(call.region)
     return NOTHING
 
 
 def cuda_region_status(api: RestApi, call: RestCall) -> Answer:
     """Return no region: CUDA shared memory is unsupported."""
-    name = call.path.get("region", "")
-    if name and api.shared_memory is not None:
-        raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
+    api.calls.CudaSharedMemoryStatus(pb.CudaSharedMemoryStatusRequest(name=call.region))
     return as_json([])
 
 
 def register_cuda_region(api: RestApi, call: RestCall) -> Answer:
     """Refuse a region of CUDA shared memory."""
-    allowed(api.shared_memory)
-    name = call.path.get("region", "")
-    if not name:
+    api.calls.regions()
+    if not call.region:
         raise InvalidRequest("'region name' is necessary to register cuda shared memory region")
     raise InvalidRequest(
-        f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
+        f"failed to register CUDA shared memory region: '{call.region}', GPUs not supported"
     )
 
 
 def unregister_cuda_region(api: RestApi, _: RestCall) -> Answer:
     """Do nothing: there is no region of CUDA shared memory."""
-    allowed(api.shared_memory)
+    api.calls.regions()
     return NOTHING
 
 
 def trace_setting(api: RestApi, call: RestCall) -> Answer:
     """Return the trace settings, after the changes in the body."""
-    refuse_unknown_model(api.data_plane, call.model)
-    request = pb.TraceSettingRequest()
+    request = pb.TraceSettingRequest(model_name=call.model)
     for key, value in _changes(call).items():
         values = request.settings[key].value
         if isinstance(value, list):
             values.extend(fields.field({key: each}, key, str) for each in value)
         elif value is not None:
             values.append(fields.field({key: value}, key, str))
-    settings = update_trace_settings(api.tracer, call.model, request.settings).settings
+    settings = api.calls.TraceSetting(request).settings
     shown = {name: list(settings[name].value) for name in sorted(settings)}
     return as_json(
         {name: value if name == "trace_level" else value[0] for name, value in shown.items()}
@@ -211,7 +191,7 @@ def log_settings(api: RestApi, call: RestCall) -> Answer:
             del request.settings[key]
         else:
             setting.string_param = fields.field({key: value}, key, str)
-    settings = update_log_settings(api.log_switches, request).settings
+    settings = api.calls.LogSettings(request).settings
     return as_json(
         {
             name: getattr(settings[name], settings[name].WhichOneof("parameter_choice"))

@@ -141,18 +141,18 @@ def test_the_age_is_that_of_the_sending(service: Service) -> None:
     response = pb.StreamLanesResponse.FromString(next(responses))
     assert (response.sequence, response.lost) == (1, 0)
     assert response.frame.time.age_us == 20_000
-    latest = service.servicer.GetLatestLanes(pb.GetLatestLanesRequest(camera="front"), Context())
+    latest = service.servicer.GetLatestLanes(pb.GetLatestLanesRequest(camera="front"))
     assert latest.frame == response.frame
 
 
 def test_the_latest_lanes_are_of_a_camera_that_is_there_and_has_some(service: Service) -> None:
     get = service.servicer.GetLatestLanes
     with pytest.raises(InvalidRequest):
-        get(pb.GetLatestLanesRequest(), Context())
+        get(pb.GetLatestLanesRequest())
     with pytest.raises(NotFound, match="there are: front"):
-        get(pb.GetLatestLanesRequest(camera="rear"), Context())
+        get(pb.GetLatestLanesRequest(camera="rear"))
     with pytest.raises(Unavailable):
-        get(pb.GetLatestLanesRequest(camera="front"), Context())
+        get(pb.GetLatestLanesRequest(camera="front"))
 
 
 def test_streams_have_their_number_and_end_with_the_daemon(service: Service) -> None:
@@ -212,7 +212,7 @@ def test_without_an_id_only_events_from_now_on_come(service: Service) -> None:
 
 def test_the_vehicles_state_reaches_tracking(service: Service) -> None:
     request = pb.SetVehicleStateRequest(speed_mps=21.5, indicator=pb.INDICATOR_LEFT)
-    service.servicer.SetVehicleState(request, Context())
+    service.servicer.SetVehicleState(request)
     state = service.vehicle.at(NOW_NS)
     assert state is not None
     assert (state.speed_mps, state.yaw_rate_radps, state.indicator) == (21.5, None, "left")
@@ -236,7 +236,7 @@ def test_a_state_that_cannot_be_is_refused(
     service: Service, request_: pb.SetVehicleStateRequest
 ) -> None:
     with pytest.raises(InvalidRequest):
-        service.servicer.SetVehicleState(request_, Context())
+        service.servicer.SetVehicleState(request_)
     assert service.vehicle.at(NOW_NS) is None
 
 
@@ -251,16 +251,16 @@ def test_a_recording_is_requested_with_its_seconds_or_those_of_the_settings() ->
     servicer = LaneServicer(
         replace(service.servicer._sources, record=record), service.gate, Traffic()
     )
-    assert servicer.Record(pb.RecordRequest(cause="a", after_s=2), Context()).file == "1.mcap"
-    servicer.Record(pb.RecordRequest(before_s=0), Context())
+    assert servicer.Record(pb.RecordRequest(cause="a", after_s=2)).file == "1.mcap"
+    servicer.Record(pb.RecordRequest(before_s=0))
     assert asked == [("a", None, 2.0), ("", 0.0, None)]
     for wrong in ({"before_s": -1}, {"before_s": 61}, {"after_s": 301}, {"after_s": float("nan")}):
         with pytest.raises(InvalidRequest, match=f"{next(iter(wrong))} is .*: it is 0 to "):
-            servicer.Record(pb.RecordRequest(**wrong), Context())
+            servicer.Record(pb.RecordRequest(**wrong))
     with pytest.raises(InvalidRequest, match="cause has 201 characters"):
-        servicer.Record(pb.RecordRequest(cause="a" * 201), Context())
+        servicer.Record(pb.RecordRequest(cause="a" * 201))
 
 
 def test_a_recording_without_a_recorder_says_how_to_get_one() -> None:
     with pytest.raises(Unavailable, match=r"the recorder is off; set recorder\.mode"):
-        Service().servicer.Record(pb.RecordRequest(cause="a"), Context())
+        Service().servicer.Record(pb.RecordRequest(cause="a"))

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from edge_server.api.control_calls import load_model, loading, unload_model
+from edge_server.api.triton_calls import TritonCalls
 from edge_server.errors import EdgeServerError, InvalidRequest, Unavailable, Unsupported
+from edge_server.inference.data_plane import DataPlane
+from edge_server.inference.registry import ModelRegistry
 
 if TYPE_CHECKING:
     from edge_server.inference.data_plane import LoadOptions
@@ -33,6 +35,10 @@ class Notes:
         return []
 
 
+def calls_of(control: Notes | None) -> TritonCalls:
+    return TritonCalls(DataPlane(ModelRegistry()), "triton", "1", control)
+
+
 def load(name: str = "m", **parameters: dict[str, object]) -> pb.RepositoryModelLoadRequest:
     request = pb.RepositoryModelLoadRequest(model_name=name)
     for key, value in parameters.items():
@@ -42,10 +48,9 @@ def load(name: str = "m", **parameters: dict[str, object]) -> pb.RepositoryModel
 
 def test_a_load_passes_configuration_and_files_on() -> None:
     control = Notes()
-    load_model(control, load())
-    load_model(
-        control,
-        load(config={"string_param": "{}"}, **{"file:1/model.onnx": {"bytes_param": b"x"}}),
+    calls_of(control).load(load(), None)
+    calls_of(control).load(
+        load(config={"string_param": "{}"}, **{"file:1/model.onnx": {"bytes_param": b"x"}}), None
     )
     assert control.calls == [("m", None, {}), ("m", "{}", {"1/model.onnx": b"x"})]
 
@@ -53,13 +58,13 @@ def test_a_load_passes_configuration_and_files_on() -> None:
 def test_an_unload_passes_on_whether_dependents_go_too() -> None:
     control = Notes()
     request = pb.RepositoryModelUnloadRequest(model_name="m")
-    unload_model(control, request)
+    calls_of(control).RepositoryModelUnload(request)
     request.parameters["unload_dependents"].bool_param = True
-    unload_model(control, request)
+    calls_of(control).RepositoryModelUnload(request)
     assert control.calls == [("m", False), ("m", True)]
     request.parameters["unload_dependents"].int64_param = 1
     with pytest.raises(InvalidRequest, match="'unload_dependents' parameter, expected bool_param"):
-        unload_model(control, request)
+        calls_of(control).RepositoryModelUnload(request)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_a_load_that_makes_no_sense_is_refused_in_the_contracts_words(
 ) -> None:
     control = Notes()
     with pytest.raises(kind) as caught:
-        load_model(control, request_message)
+        calls_of(control).load(request_message, None)
     assert str(caught.value) == says
     assert control.calls == []
 
@@ -96,6 +101,6 @@ def test_a_load_that_makes_no_sense_is_refused_in_the_contracts_words(
 def test_without_control_nothing_is_loaded_or_unloaded() -> None:
     text = "explicit model load / unload is not allowed if polling is enabled"
     with pytest.raises(Unavailable, match=text):
-        loading(None)
+        calls_of(None).loading()
     with pytest.raises(Unavailable, match=text):
-        unload_model(None, pb.RepositoryModelUnloadRequest(model_name="m"))
+        calls_of(None).RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="m"))

@@ -16,6 +16,7 @@ from edge_server.api.admission import Admission, ByteBudget
 from edge_server.api.grpc.methods import STATUS, UnaryCall
 from edge_server.api.grpc.triton import TritonServicer
 from edge_server.api.shared_memory import SharedMemory
+from edge_server.api.triton_calls import TritonCalls
 from edge_server.backends.contract import TensorModel
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
@@ -66,7 +67,8 @@ def servicer(tmp_path_factory: pytest.TempPathFactory) -> TritonServicer:
     registry = ModelRegistry()
     loaded = Scheduling().model(config, 1, model)
     registry.replace("m", [ModelEntry("m", 1, ModelState.READY, loaded=loaded)])
-    return TritonServicer(DataPlane(registry), "triton", "1", Admission(2), shared_memory=regions)
+    calls = TritonCalls(DataPlane(registry), "triton", "1", shared_memory=regions)
+    return TritonServicer(calls, Admission(2))
 
 
 INT64 = st.one_of(st.integers(-2, 40), st.integers(-(2**63), 2**63 - 1))
@@ -188,7 +190,7 @@ def test_a_request_runs_on_the_version_whose_configuration_it_was_read_with(
             publish(2)
 
     publish(1)
-    servicer = TritonServicer(DataPlane(registry), "triton", "1", Admission(2))
+    servicer = TritonServicer(TritonCalls(DataPlane(registry), "triton", "1"), Admission(2))
     request = pb.ModelInferRequest(model_name="m", raw_input_contents=[b"1", b"\1\0\0\0x"])
     for name, datatype in (("a", "UINT8"), ("t", "BYTES")):
         request.inputs.add(name=name, datatype=datatype, shape=[1, 1])
