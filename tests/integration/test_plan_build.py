@@ -349,6 +349,15 @@ def test_without_a_driver_nothing_crashes_and_the_reason_is_told(
         plan_process.read_layers(site.out, None)
 
 
+def test_bindings_without_a_builder_are_told_with_the_remedy(
+    site: Site, tensorrt: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensorrt("10.3")
+    monkeypatch.setenv("SIMULATED_LEAN", "1")
+    with pytest.raises(errors.Unsupported, match="has no builder: install the whole one"):
+        site.build()
+
+
 def test_a_driver_without_a_device_is_told(
     tensorrt: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,8 @@
 
 It builds nothing: a "plan" is a JSON list of what was asked for. What a version's classes do not
 have, by `tests/support/tensorrt_api/names.json`, they do not have here either, to read or to set.
-Some names of ONNX files make it fail as the real one does. With SIMULATED_DLA cores; a Runtime
-without a CUDA driver crashes, as the real one does.
+Some names of ONNX files make it fail as the real one does. With SIMULATED_DLA cores, and with
+SIMULATED_LEAN no builder; a Runtime without a CUDA driver crashes, as the real one does.
 """
 # ruff: noqa: F821 - which enums there are says names.json
 
@@ -371,3 +371,7 @@ for _name in [n for n in list(globals()) if n[0].isupper() and n[0] != "_"]:
     if isinstance(globals()[_name], type) and _name not in _NAMES[""] and _name != "Path":
         del globals()[_name]
 print("TensorRT may print where it likes", file=sys.stdout, flush=True)
+
+
+if os.environ.get("SIMULATED_LEAN"):
+    del Builder

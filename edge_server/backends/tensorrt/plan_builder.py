@@ -118,6 +118,11 @@ def network_flags(version: tuple[int, int], *, typed: bool) -> int:
 
 
 def _make_builder() -> Any:
+    if not hasattr(trt, "Builder"):
+        raise Unsupported(
+            f"TensorRT {trt.__version__} here only runs plans, and has no builder: install the "
+            "whole one (apt install python3-libnvinfer), or build where it is"
+        )
     try:
         return trt.Builder(trt_log().logger)
     except TypeError as error:
