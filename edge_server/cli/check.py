@@ -24,7 +24,7 @@ from edge_server.cameras.camera import LIVE, Camera
 from edge_server.cameras.source_uri import home_hint, masked_uri, parse_source_uri
 from edge_server.daemon.camera_set import calibration_of, source_options
 from edge_server.daemon.parts import (
-    check_channels,
+    check_channel,
     check_recorder,
     chosen_signatures,
     models_aside,
@@ -172,7 +172,7 @@ def _tries(settings: chosen.Settings) -> Iterator[tuple[Callable[[], object], st
         yield partial(chosen_signatures, repository), f"models: held against {keys}"
     for name, channel in repository.channels.items():
         keys = ", ".join(channel.keys)
-        yield partial(check_channels, repository), f"channel {name}: held against {keys}"
+        yield partial(check_channel, name, channel), f"channel {name}: held against {keys}"
 
 
 def _check_ports(settings: chosen.Settings, findings: Findings) -> None:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from edge_server.pipeline.recorder.recorder import Recorder
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.repository.channel import ChannelReport
-    from edge_server.settings import Repository, Settings
+    from edge_server.settings import ChannelSection, Repository, Settings
 
 # A model that loads others waits in a thread of its own, and the loaded ones may load others.
 _LOADS_BY_MODELS = 16
@@ -314,7 +314,8 @@ def channel_followers(
         cause, times = f"channel_{cause}", (time.monotonic_ns(), time.time_ns())
         events.put(Event("model", "instant", cause, text, *times, model=report.model))
 
-    check_channels(settings.repository)
+    for name, each in settings.repository.channels.items():
+        check_channel(name, each)
     return [
         ChannelFollower(
             *(name, each.source, [Path(path) for path in each.keys], settings.device.id),
@@ -331,16 +332,13 @@ def channel_followers(
     ]
 
 
-def check_channels(settings: Repository) -> None:
-    """Raises: SettingsError: a key of a channel cannot be read, or a library is missing."""
-    for name, each in settings.channels.items():
-        PublicKeys([Path(path) for path in each.keys])
-        try:
-            import_module("oras.container")
-        except ModuleNotFoundError as error:
-            raise SettingsError(
-                f"repository.channels.{name}: the library {missing(error)}"
-            ) from error
+def check_channel(name: str, section: ChannelSection) -> None:
+    """Raises: SettingsError: a key of the channel cannot be read, or a library is missing."""
+    PublicKeys([Path(path) for path in section.keys])
+    try:
+        import_module("oras.container")
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"repository.channels.{name}: the library {missing(error)}") from error
 
 
 def event_log(settings: Settings) -> EventLog:
