@@ -4,6 +4,7 @@ must precede the import of pycuda, calls that pycuda lacks, its errors, and a GP
 from __future__ import annotations
 
 import ctypes
+import os
 import queue
 import threading
 import time
@@ -66,8 +67,17 @@ STICKY = (214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 
 _LIBRARY = "libcuda.so.1"
 # cuda.h, CUdevice_attribute.
 _MULTIPROCESSORS = 16
+_INTEGRATED = 18
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
+
+
+class NoDriver(Unavailable):
+    """The driver does not start; `code` is the result of cuInit, None without a driver."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Libcuda:
@@ -77,23 +87,24 @@ class Libcuda:
         driver_version: the newest CUDA version that the driver supports: 12060 is 12.6.
 
     Raises:
-        Unavailable: no driver is installed, the driver has no usable GPU, or the driver is too old;
-            the text names the remedy.
+        NoDriver: no driver is installed, or the driver has no usable GPU; the text names the
+            remedy.
+        Unavailable: likewise, the driver is too old.
     """
 
     def __init__(self) -> None:
         try:
             self._library = ctypes.CDLL(_LIBRARY)
         except OSError:
-            raise Unavailable(
+            raise NoDriver(
                 f"no CUDA driver: {_LIBRARY} is not on this machine; install NVIDIA's driver "
                 "(on a Jetson: apt install nvidia-l4t-cuda)"
             ) from None
         code: int = self._library.cuInit(0)
         if code:
             remedy = _INIT_REMEDIES.get(code, "see the kernel's log for the driver's messages")
-            raise Unavailable(
-                f"no CUDA device: cuInit returns {code} ({self.error_text(code)}): {remedy}"
+            raise NoDriver(
+                f"no CUDA device: cuInit returns {code} ({self.error_text(code)}): {remedy}", code
             )
         version = ctypes.c_int()
         self._library.cuDriverGetVersion(ctypes.byref(version))
@@ -110,6 +121,12 @@ class Libcuda:
         text = ctypes.c_char_p()
         self._library.cuGetErrorString(code, ctypes.byref(text))
         return (text.value or b"").decode()
+
+    @property
+    def device_count(self) -> int:
+        count = ctypes.c_int()
+        self._library.cuDeviceGetCount(ctypes.byref(count))
+        return count.value
 
     def pop_context(self) -> None:
         self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
@@ -217,6 +234,16 @@ class BareGpu:
     def multiprocessors(self) -> int:
         return self._attribute(_MULTIPROCESSORS)
 
+    @property
+    def integrated(self) -> bool:
+        return bool(self._attribute(_INTEGRATED))
+
+    @property
+    def memory_bytes(self) -> int:
+        size = ctypes.c_size_t()
+        self._call("cuDeviceTotalMem_v2", ctypes.byref(size), self._device)
+        return size.value
+
     def enter(self) -> None:
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
@@ -244,6 +271,34 @@ class BareGpu:
             self._cuda.call(name, *arguments)
         except OSError as error:
             raise Unavailable(f"the CUDA driver: {error.strerror} ({error.errno})") from error
+
+
+def driver_facts() -> dict[str, Any]:
+    """Return what `doctor` shows of the driver: `init`, the result of cuInit for the user of this
+    process, `uid`; its `version` and its `devices`, or `error`; `missing` without a driver.
+
+    Raises:
+        Unavailable: the driver is too old, or fails after its start.
+    """
+    facts: dict[str, Any] = {"init": 0, "uid": os.geteuid()}
+    try:
+        libcuda = Libcuda()
+    except NoDriver as error:
+        if error.code is None:
+            return {"missing": True, "error": str(error)}
+        return facts | {"init": error.code, "error": str(error)}
+    gpus = [BareGpu(index) for index in range(libcuda.device_count)]
+    facts["version"] = version_text(libcuda.driver_version)
+    facts["devices"] = [
+        {
+            "name": gpu.name,
+            "compute_capability": gpu.compute_capability,
+            "memory_bytes": gpu.memory_bytes,
+            "integrated": gpu.integrated,
+        }
+        for gpu in gpus
+    ]
+    return facts
 
 
 # The time limit of `close` for the last frees: the GPU may be stuck.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 import threading
 from typing import TYPE_CHECKING
 
@@ -20,39 +18,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# What the driver's library has to have, as cuda.h declares it; a simulation of one Orin.
-_LIBCUDA = """
-#include <stddef.h>
-#include <string.h>
-int cuInit(unsigned flags) { return INIT; }
-int cuGetErrorName(int code, const char **name) { *name = "CUDA_ERROR_NO_DEVICE"; return 0; }
-int cuDriverGetVersion(int *version) { *version = 12060; return 0; }
-int cuDeviceGetCount(int *count) { *count = 1; return 0; }
-int cuDeviceGetName(char *name, int length, int device) { strcpy(name, "Orin"); return 0; }
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 16032129024u; return 0; }
-int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    *value = attribute == 75 ? 8 : attribute == 76 ? 7 : attribute == 18; return 0;
-}
-"""
+    from support.simulated_gpu import SimulatedGpu
 
 
 @pytest.fixture
-def simulated_libcuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Builds a libcuda.so.1 whose cuInit returns what is given; processes from then on find it."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler on this machine: apt install gcc")
+def start_driver(
+    simulated_libcuda: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], None]:
+    """Has processes from then on find a driver whose cuInit returns what is given."""
 
-    def build(init: int) -> None:
-        source = tmp_path / "libcuda.c"
-        source.write_text(_LIBCUDA)
-        library = tmp_path / "libcuda.so.1"
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", f"-DINIT={init}", "-o", library, source], check=True
-        )
-        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    def start(init: int) -> None:
+        environment = simulated_libcuda.environment(f"init={init} driver=12060")
+        for name in ("LD_LIBRARY_PATH", "EDGE_SIMULATED_CUDA"):
+            monkeypatch.setenv(name, environment[name])
 
-    return build
+    return start
 
 
 @pytest.fixture
@@ -68,27 +48,28 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     return write
 
 
-def test_a_driver_tells_its_version_and_devices(simulated_libcuda: Callable[[int], None]) -> None:
-    simulated_libcuda(0)
+def test_a_driver_tells_its_version_and_devices(start_driver: Callable[[int], None]) -> None:
+    start_driver(0)
     assert run_probe(Probe("edge_server.board.doctor.probes:driver")).facts == {
         "init": 0,
         "uid": os.geteuid(),
         "version": "12.6",
         "devices": [
             {
-                "name": "Orin",
+                "name": "Simulated GPU 0",
                 "compute_capability": "8.7",
-                "memory_bytes": 16032129024,
+                "memory_bytes": 8 << 30,
                 "integrated": True,
             }
         ],
     }
 
 
-def test_a_driver_that_does_not_start_tells_why(simulated_libcuda: Callable[[int], None]) -> None:
-    simulated_libcuda(100)
+def test_a_driver_that_does_not_start_tells_why(start_driver: Callable[[int], None]) -> None:
+    start_driver(100)
     says = run_probe(Probe("edge_server.board.doctor.probes:driver")).facts
-    assert says == {"init": 100, "uid": os.geteuid(), "error": "CUDA_ERROR_NO_DEVICE"}
+    assert (says["init"], says["uid"]) == (100, os.geteuid())
+    assert "cuInit returns 100 (no CUDA-capable device is detected)" in says["error"]
 
 
 _TENSORRT = """
@@ -105,13 +86,13 @@ class Runtime:
 
 @pytest.mark.parametrize(("init", "made"), [(0, True), (100, False)])
 def test_tensorrts_runtime_is_made_with_a_driver_only(
-    simulated_libcuda: Callable[[int], None],
+    start_driver: Callable[[int], None],
     write_module: Callable[[str, str], None],
     tmp_path: Path,
     init: int,
     made: bool,
 ) -> None:
-    simulated_libcuda(init)
+    start_driver(init)
     write_module("tensorrt", _TENSORRT.replace("MADE", repr(str(tmp_path / "made"))))
     answer = run_probe(Probe("edge_server.board.doctor.probes:nvdla"))
     assert (tmp_path / "made").exists() is made

@@ -30,8 +30,6 @@ _NVME_ADMIN = 0xC0484E41
 _GET_LOG_PAGE, _SMART_LOG, _SMART_BYTES = 0x02, 0x02, 512
 _SMART_TIMEOUT_MS = 2000
 
-# CUdevice_attribute of cuda.h.
-_COMPUTE_MAJOR, _COMPUTE_MINOR, _INTEGRATED = 75, 76, 18
 # libcudart's names: with the development packages, then of CUDA 13, 12 and 11.
 _CUDARTS = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 _CUDART_DIRECTORIES = ("", "/usr/local/cuda/lib64/")
@@ -40,23 +38,9 @@ _CUDART_DIRECTORIES = ("", "/usr/local/cuda/lib64/")
 def driver() -> Facts:
     """Report whether CUDA's driver starts for the user of this process, its version, and its
     devices."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        return {"missing": True, "error": str(error)}
-    code = cuda.cuInit(0)
-    if code:
-        return {"init": code, "uid": os.geteuid(), "error": _cuda_error(cuda, code)}
-    version, count = ctypes.c_int(), ctypes.c_int()
-    cuda.cuDriverGetVersion(ctypes.byref(version))
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    devices = [_device(cuda, index) for index in range(count.value)]
-    return {
-        "init": 0,
-        "uid": os.geteuid(),
-        "version": _cuda_version(version.value),
-        "devices": devices,
-    }
+    # By name: what touches CUDA lies above this room.
+    facts: Facts = importlib.import_module("edge_server.gpu.device").driver_facts()
+    return facts
 
 
 def cuda_runtime() -> Facts:
@@ -96,7 +80,7 @@ def nvdla() -> Facts:
     """
     found = driver()
     if found.get("init") != 0:
-        return {"error": f"no CUDA driver: {found['error']}"}
+        return {"error": found["error"]}
     module: Any = importlib.import_module("tensorrt")
     runtime = module.Runtime(module.Logger(module.Logger.ERROR))
     # Never destroyed: where CUDA's versions do not fit, the destructor ends the process.
@@ -237,29 +221,5 @@ def _summary(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _cuda_error(cuda: ctypes.CDLL, code: int) -> str:
-    name = ctypes.c_char_p()
-    cuda.cuGetErrorName(code, ctypes.byref(name))
-    return (name.value or str(code).encode()).decode()
-
-
 def _cuda_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _device(cuda: ctypes.CDLL, index: int) -> Facts:
-    name = ctypes.create_string_buffer(256)
-    cuda.cuDeviceGetName(name, len(name), index)
-    memory = ctypes.c_size_t()
-    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), index)
-    numbers = []
-    for attribute in (_COMPUTE_MAJOR, _COMPUTE_MINOR, _INTEGRATED):
-        number = ctypes.c_int()
-        cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, index)
-        numbers.append(number.value)
-    return {
-        "name": name.value.decode(errors="replace"),
-        "compute_capability": f"{numbers[0]}.{numbers[1]}",
-        "memory_bytes": memory.value,
-        "integrated": bool(numbers[2]),
-    }
