@@ -6,8 +6,10 @@ The one reader of them for metrics, MQTT, the lanes' reasons, `doctor` and the s
 from __future__ import annotations
 
 import re
+import time
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from edge_server.board.resources import BoardMemory, listed, read_memory, read_number, read_text
@@ -35,6 +37,18 @@ _RESET_REASONS = (
     "sys/devices/platform/bus@0/*.pmc/reset_reason",
     "sys/devices/platform/*.pmc/reset_reason",
 )
+# Searching takes longer than reading, and devices stay: one that appears is found after so long.
+_SEARCH_S = 60.0
+
+
+def _devices(root: Path, patterns: tuple[str, ...]) -> tuple[Path, ...]:
+    """Return the matches of `patterns` below `root`, as of the last minute."""
+    return _devices_at(root, patterns, int(time.monotonic() / _SEARCH_S))
+
+
+@lru_cache(maxsize=16)
+def _devices_at(root: Path, patterns: tuple[str, ...], _period: int) -> tuple[Path, ...]:
+    return tuple(path for pattern in patterns for path in listed(root, pattern))
 
 
 @dataclass(frozen=True)
@@ -69,9 +83,8 @@ def read_engines(root: Path) -> tuple[BoardEngine, ...]:
 
 
 def _gpu(root: Path) -> BoardEngine | None:
-    devices = (device for each in _GPUS for device in listed(root / "sys/class/devfreq", each))
-    device = next(devices, None)
-    loads = [path for pattern in _GPU_LOADS for path in listed(root, pattern)]
+    device = next(iter(_devices(root / "sys/class/devfreq", _GPUS)), None)
+    loads = list(_devices(root, _GPU_LOADS))
     if device is not None:
         loads.insert(0, device / "device/load")
     load = next((found for each in loads if (found := _load(each)) is not None), None)
@@ -83,15 +96,14 @@ def _nvdla(root: Path) -> list[BoardEngine]:
     """Return the NVDLA cores. That they report a load, and their clock, is not confirmed on a
     board."""
     engines: dict[str, BoardEngine] = {}
-    for pattern in _NVDLA_DEVICES:
-        for device in listed(root, pattern):
-            name = device.name.rpartition(".")[2]
-            status = read_text(device / "power/runtime_status")
-            hz = _devfreq(root / "sys/class/devfreq" / device.name)
-            load = _load(device / "load")
-            if name not in engines and (status is not None or hz[0] is not None):
-                powered = None if status is None else status == "active"
-                engines[name] = BoardEngine(name, load, *hz, powered)
+    for device in _devices(root, _NVDLA_DEVICES):
+        name = device.name.rpartition(".")[2]
+        status = read_text(device / "power/runtime_status")
+        hz = _devfreq(root / "sys/class/devfreq" / device.name)
+        load = _load(device / "load")
+        if name not in engines and (status is not None or hz[0] is not None):
+            powered = None if status is None else status == "active"
+            engines[name] = BoardEngine(name, load, *hz, powered)
     return [engines[name] for name in sorted(engines)]
 
 
@@ -436,5 +448,4 @@ def _uptime_s(root: Path) -> float | None:
 
 
 def _boot_reason(root: Path) -> str | None:
-    files = [path for pattern in _RESET_REASONS for path in listed(root, pattern)]
-    return next(filter(None, map(read_text, files)), None)
+    return next(filter(None, map(read_text, _devices(root, _RESET_REASONS))), None)
