@@ -325,13 +325,14 @@ def _show(inbox: Inbox, stop: threading.Event, arguments: argparse.Namespace) ->
             continue
         # An old frame is what a failed camera has; the last reason is the camera's or the model's.
         reason = "".join(message["reasons"][-1:])
-        if message["status"] != "FRAME_STATUS_INVALID":
+        is_valid = message["status"] != "FRAME_STATUS_INVALID"
+        if is_valid:
             give_up = time.monotonic() + _TIMEOUT_S
             arrived += 1
-        if table is None:
-            print(payload.decode(), flush=True)
-        else:
+        if table is not None:
             table.add(message)
+        elif is_valid or not frames:  # N frames are N lines
+            print(payload.decode(), flush=True)
         if [each["code"] for each in message["reason_details"][-1:]] == ["REASON_CODE_ENDED"]:
             break
     if table is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from argparse import Namespace
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from support.waiting import TIMEOUT_S
@@ -22,6 +24,7 @@ from edge_server.cli.demo import (
     _into_video,
     _played,
     _require_other_file,
+    _show,
     free_name,
     no_lanes_text,
 )
@@ -226,3 +229,13 @@ def test_what_a_network_has_found_is_a_line(found: dict[str, Any], text: str) ->
     line = result_text({"reasons": ["dark"], **message, **found})
     assert line.split() == f"road 3 n: {text}".split()
     assert len(line) >= 72
+
+
+def test_json_of_n_frames_is_n_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    inbox = Inbox()
+    for status in ("INVALID", "OK", "INVALID", "OK", "OK"):
+        inbox.add(msgspec.json.encode(message(status, reason_details=[])))
+    how = {"source": "synthetic://road", "frames": 2, "serve": None, "json": True}
+    _show(inbox, threading.Event(), Namespace(**how))
+    shown = [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["FRAME_STATUS_OK"] * 2
