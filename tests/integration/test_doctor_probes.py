@@ -28,7 +28,7 @@ def start_driver(
     """Has processes from then on find a driver whose cuInit returns what is given."""
 
     def start(init: int) -> None:
-        environment = simulated_libcuda.environment(f"init={init} driver=12060")
+        environment = simulated_libcuda.environment(f"init={init},driver=12060")
         for name in ("LD_LIBRARY_PATH", "EDGE_SIMULATED_CUDA"):
             monkeypatch.setenv(name, environment[name])
 
