@@ -24,6 +24,7 @@ from lane_training.roads import LONGEST_DRIVE_M, render_road, sample_road
 from edge_server.backends.tensorrt.plan_options import MADE_OF, precision_file, sha256_of
 from edge_server.lanes.decode import INPUT_WIDTH_PX
 from edge_server.tools.convert.steps.onnx_models import to_fp16, to_int8
+from edge_server.tools.convert.steps.step import Job
 
 if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_options import Precision
@@ -43,12 +44,11 @@ def main() -> int:
     network: Path = arguments.network
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made.onnx"
-        to_fp16(progress, source=str(network), target=str(made), keep=last_sum(network))
+        job = Job(progress=progress, source=str(network), target=str(made))
+        to_fp16(job, keep=last_sum(network))
         put(made, network, "fp16")
         to_int8(
-            progress,
-            source=str(network),
-            target=str(made),
+            job,
             operators=["Conv", "ConvTranspose"],
             calibration=rendered(Path(folder), arguments.roads),
             per_channel=True,

@@ -47,7 +47,8 @@ _QUIET = {
 def run_step(
     python: Path,
     step: tuple[str, str],
-    arguments: Mapping[str, Any],
+    job: Mapping[str, Any],
+    options: Mapping[str, Any],
     progress: Callable[[str], None],
     *,
     verbose: bool,
@@ -56,7 +57,8 @@ def run_step(
 
     Args:
         step: the module and the function.
-        arguments: what JSON can carry.
+        job: the fields of its `Job`.
+        options: its further arguments, which JSON can carry.
         verbose: show what the framework prints.
 
     Raises:
@@ -75,8 +77,7 @@ def run_step(
     try:
         done: dict[str, Any] = run_in_child(
             "edge_server.tools.convert.steps.step:run",
-            *step,
-            dict(arguments),
+            *(step, job, options),
             on_event=progress,
             on_output=on_output,
             python=str(python),
@@ -244,26 +245,20 @@ class Conversion:
     def make(self) -> Converted:
         """Run the stages, and the result on the inputs of the source."""
         lines: list[str] = []
-        stages = list(self._stages())
-        path, first = self._scratch / "0.onnx", self._destination.file
-        if not stages:
-            path = self._result
-        arguments = self._first_arguments(path)
-        shown = arguments["source"]
-        function = (self._format.module, self._first_function())
-        done = self._step(self._format.framework, function, **arguments)
-        lines += _told(done, shown, first if not stages else "0.onnx")
-        for index, (framework, step, options) in enumerate(stages, 1):
-            is_last = index == len(stages)
+        first = (self._format.module, self._first_function())
+        stages = [(self._format.framework, first, dict[str, Any]()), *self._stages()]
+        path = Path(self._source.path)
+        if self._format is SOURCES["paddle"]:
+            path = paddle_program(path) or path
+        shown = str(path)
+        for index, (framework, step, options) in enumerate(stages):
+            is_last = index == len(stages) - 1
             after = self._result if is_last else self._scratch / f"{index}.onnx"
-            done = self._step(framework, step, source=str(path), target=str(after), **options)
-            shown, path = path.name, after
-            lines += _told(done, shown, first if is_last else after.name)
-        sampling = self._sampling()
-        runner = self._destination.runner
-        interface = self._step(
-            self._destination.framework, runner, path=str(self._result), sampling=sampling
-        )
+            done = self._step(framework, step, path, after, **options)
+            lines += _told(done, shown, after.name)
+            path, shown = after, after.name
+        destination = self._destination
+        interface = self._step(destination.framework, destination.runner, path)
         _, left_out = self._source.fields_for(self._destination)
         if left_out:
             lines.append(f"note: {left_out} of the source are for its backend, and are left out")
@@ -322,48 +317,36 @@ class Conversion:
             )
         return self._format.functions[to]
 
-    def _first_arguments(self, target: Path) -> dict[str, Any]:
-        arguments, source = self._arguments, self._source
-        path = source.path
-        if self._format is SOURCES["paddle"]:
-            path = paddle_program(path) or path
-        found: dict[str, Any] = {"source": str(path), "target": str(target)}
-        found["sampling"] = self._sampling()
-        outputs = list(arguments.outputs or source.outputs)
-        if self._format is SOURCES["keras"]:
-            found |= {"trust": arguments.trust, "outputs": outputs}
-        elif self._format is SOURCES["savedmodel"]:
-            found["signature"] = arguments.signature or source.parameters.get(
-                "TF_SIGNATURE_DEF", ""
-            )
-        elif self._format in (SOURCES["graphdef"], SOURCES["tf1-checkpoint"]):
-            found["outputs"] = outputs
-        elif self._format.module == "torch_models":
-            given = arguments.input or source.inputs
-            inputs = [(name, DataType(kind).numpy.name, shape) for name, kind, shape in given]
-            found |= {"inputs": inputs, "outputs": outputs}
-        if self._format is SOURCES["torch-module"]:
-            found["module_path"] = arguments.module_path or ""
-        if self._format is SOURCES["torch-weights"]:
-            found["module"] = arguments.module or ""
-            found["module_args"] = arguments.module_args or ""
-        return found
-
-    def _sampling(self) -> dict[str, Any]:
-        arguments = self._arguments
-        return {
-            "folder": str(self.samples),
+    def _step(
+        self,
+        framework: FrameworkPackages,
+        step: tuple[str, str],
+        source: Path,
+        target: Path | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        arguments, model = self._arguments, self._source
+        given = arguments.input or model.inputs
+        job = {
+            "source": str(source),
+            "target": str(target or ""),
+            "samples": str(self.samples),
             "count": arguments.samples,
             "seed": arguments.seed,
             "recorded": self.recorded,
             "sizes": {name: shape for name, _, shape in arguments.input if name},
+            "inputs": [
+                (name, kind and DataType(kind).numpy.name, shape) for name, kind, shape in given
+            ],
+            "outputs": arguments.outputs or model.outputs,
+            "signature": arguments.signature or model.parameters.get("TF_SIGNATURE_DEF", ""),
+            "trust": arguments.trust,
+            "module": arguments.module or "",
+            "module_args": arguments.module_args or "",
+            "module_path": arguments.module_path or "",
         }
-
-    def _step(
-        self, framework: FrameworkPackages, step: tuple[str, str], **how: Any
-    ) -> dict[str, Any]:
         python = self._pythons[framework.name]
-        return run_step(python, step, how, self._show, verbose=self._arguments.verbose)
+        return run_step(python, step, job, options, self._show, verbose=arguments.verbose)
 
 
 def _files(paths: Sequence[Path]) -> list[str]:

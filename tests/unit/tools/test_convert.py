@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.errors import InternalError, ModelConfigError, Unavailable
+from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unavailable
 from edge_server.model_config.parse import read_model_config
 from edge_server.tools.convert.conversion import LIMITS, compare
 from edge_server.tools.convert.formats import (
@@ -24,7 +24,6 @@ from edge_server.tools.convert.formats import (
     write_model,
 )
 from edge_server.tools.convert.steps import step as samples
-from edge_server.tools.convert.steps.step import StepError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,11 +176,6 @@ def test_labels_and_shapes_of_a_repository_go_along(tmp_path: Path) -> None:
     assert source.max_batch_size == 8
 
 
-def sampling(folder: Path, **how: Any) -> samples.Sampling:
-    given: Any = {"folder": str(folder), "count": 2, "seed": 1, "recorded": [], "sizes": {}, **how}
-    return given
-
-
 def test_random_inputs_have_two_sizes_of_batch_and_every_type(tmp_path: Path) -> None:
     tensors = [
         tensor("a", -1, 3),
@@ -190,7 +184,10 @@ def test_random_inputs_have_two_sizes_of_batch_and_every_type(tmp_path: Path) ->
         tensor("d", -1, 2, datatype=samples.TEXT),
         tensor("e", datatype="bool"),
     ]
-    assert samples.write_inputs(tensors, sampling(tmp_path, sizes={"c": [-1, 7]})) == 2
+    job = samples.Job(
+        progress=print, source="", samples=str(tmp_path), count=2, seed=1, sizes={"c": [-1, 7]}
+    )
+    job.write_inputs(tensors)
     one, two = (samples.read(tmp_path, "inputs", index) for index in range(2))
     assert one["a"].shape == (1, 3)
     assert two["a"].shape == (2, 3)
@@ -215,7 +212,7 @@ def test_a_recorded_sample_fits_or_is_named(array: Any, expected: str, tmp_path:
         found = samples.recorded_sample(str(path), [tensor("a", -1, 3)])
         assert found["a"].shape == (1, 3)
         return
-    with pytest.raises(StepError, match=expected):
+    with pytest.raises(InvalidRequest, match=expected):
         samples.recorded_sample(str(path), [tensor("a", -1, 3)])
 
 
@@ -225,7 +222,7 @@ def test_a_damaged_recorded_sample_is_named(cut: bool, tmp_path: Path) -> None:
     np.savez(path, a=np.zeros((100, 3), np.float32))
     data = bytearray(path.read_bytes())
     path.write_bytes(data[:600] if cut else data[:600] + b"x" + data[601:])
-    with pytest.raises(StepError, match=r"0\.npz: is no file of arrays: "):
+    with pytest.raises(InvalidRequest, match=r"0\.npz: is no file of arrays: "):
         samples.recorded_sample(str(path), [tensor("a", -1, 3)])
 
 

@@ -13,14 +13,14 @@ import onnx
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
-from .step import Sampling, StepError, TensorInfo, info, recorded_samples, run_samples, write_inputs
+from edge_server.errors import InvalidRequest
+
+from .step import Arrays, Job, TensorInfo, info, recorded_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-
-    Progress = Callable[[str], None]
 
 _TYPES = {
     "tensor(bool)": np.bool_,
@@ -43,39 +43,34 @@ _LARGEST_BYTES = (1 << 31) - 1
 _INT8_OPTIONS = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
 
 
-def take(progress: Progress, *, source: str, target: str, sampling: Sampling) -> dict[str, Any]:
-    """Check the ONNX file `source`, copy it to `target`, and run it on the samples."""
-    progress("checking the ONNX file")
-    _check(source)
-    _save(onnx.load(source), target)
-    session = _session(source)
+def take(job: Job) -> dict[str, Any]:
+    """Check the ONNX file, copy it, and run it on the samples."""
+    job.progress("checking the ONNX file")
+    _check(job.source)
+    _save(onnx.load(job.source), job.target)
+    session = _session(job.source)
+    job.run_source(_interface(session)[0], _runner(session))
+    return {}
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Check the ONNX file and run it on the samples; return its interface."""
+    _check(job.source)
+    session = _session(job.source)
+    job.run_result("ONNX Runtime", _runner(session))
     inputs, outputs = _interface(session)
-    write_inputs(inputs, sampling)
-    progress("running the source")
-    run_samples(sampling, "source", _runner(session))
     return {"inputs": inputs, "outputs": outputs}
 
 
-def run(progress: Progress, *, path: str, sampling: Sampling) -> dict[str, Any]:
-    """Check the ONNX file at `path` and run it on the samples; return its interface."""
-    progress("running the result in ONNX Runtime")
-    _check(path)
-    session = _session(path)
-    inputs, outputs = _interface(session)
-    run_samples(sampling, "result", _runner(session))
-    return {"inputs": inputs, "outputs": outputs}
-
-
-def simplify(progress: Progress, *, source: str, target: str) -> dict[str, Any]:
-    """Write the simplified `source` to `target`."""
+def simplify(job: Job) -> dict[str, Any]:
     import onnxsim  # noqa: PLC0415 - the other steps do without it
 
-    progress("simplifying")
-    before = onnx.load(source)
+    job.progress("simplifying")
+    before = onnx.load(job.source)
     after, same = onnxsim.simplify(before)
     if not same:
-        raise StepError(f"{source}: the simplified network differs; leave out --simplify")
-    _save(after, target)
+        raise InvalidRequest(f"{job.source}: the simplified network differs; leave out --simplify")
+    _save(after, job.target)
     counts = len(before.graph.node), len(after.graph.node)
     return {
         "command": ["onnxsim", "{source}", "{target}"],
@@ -83,10 +78,8 @@ def simplify(progress: Progress, *, source: str, target: str) -> dict[str, Any]:
     }
 
 
-def to_fp16(
-    progress: Progress, *, source: str, target: str, keep: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Write `source` in half precision to `target`; its inputs and outputs keep their types.
+def to_fp16(job: Job, *, keep: Sequence[str] = ()) -> dict[str, Any]:
+    """Write the network in half precision; its inputs and outputs keep their types.
 
     Args:
         keep: names of nodes that calculate as before.
@@ -96,28 +89,26 @@ def to_fp16(
     )
     from onnxruntime.transformers.onnx_model import OnnxModel  # noqa: PLC0415 - as above
 
-    progress("converting to FP16")
+    job.progress("converting to FP16")
     half = convert_float_to_float16(
-        onnx.load(source), keep_io_types=True, node_block_list=list(keep)
+        onnx.load(job.source), keep_io_types=True, node_block_list=list(keep)
     )
     model = OnnxModel(half)
     # The converter puts casts at the end, behind the nodes that read them.
     model.topological_sort()
-    _save(model.model, target)
+    _save(model.model, job.target)
     return {}
 
 
 def to_int8(
-    progress: Progress,
+    job: Job,
     *,
-    source: str,
-    target: str,
     operators: Sequence[str],
     calibration: Sequence[str],
     per_channel: bool,
     optimized: bool = False,
 ) -> dict[str, Any]:
-    """Write `source` with Q/DQ nodes around `operators` to `target`.
+    """Write the network with Q/DQ nodes around `operators`.
 
     Args:
         operators: ONNX operators; those of other kinds stay as they are.
@@ -126,7 +117,7 @@ def to_int8(
         optimized: the network needs no preparation, which writes out what follows of constants.
 
     Raises:
-        StepError: a recorded sample does not fit the network, or it has none of `operators`.
+        InvalidRequest: a recorded sample does not fit the network, or it has none of `operators`.
     """
     from onnxruntime.quantization import (  # noqa: PLC0415 - the other steps do without it
         CalibrationDataReader,
@@ -138,13 +129,13 @@ def to_int8(
         quant_pre_process,
     )
 
-    present = {node.op_type for node in onnx.load(source, load_external_data=False).graph.node}
+    present = {node.op_type for node in onnx.load(job.source, load_external_data=False).graph.node}
     if not present & set(operators):
-        raise StepError(
-            f"{source}: has no {' or '.join(operators)}; give others of its operators with "
+        raise InvalidRequest(
+            f"{job.source}: has no {' or '.join(operators)}; give others of its operators with "
             f"--int8-operators: {', '.join(sorted(present))}"
         )
-    inputs, _ = _interface(_session(source))
+    inputs, _ = _interface(_session(job.source))
 
     class RecordedSamples(CalibrationDataReader):  # type: ignore[misc]  # ONNX Runtime has no types
         def __init__(self) -> None:
@@ -155,17 +146,17 @@ def to_int8(
             sample = next(self._left, None)
             if sample is not None:
                 self._read += 1
-                progress(f"calibrating: sample {self._read} of {len(calibration)}")
+                job.progress(f"calibrating: sample {self._read} of {len(calibration)}")
                 sample = {name: _fed(array) for name, array in sample.items()}
             return sample
 
-    progress("preparing the network for INT8")
+    job.progress("preparing the network for INT8")
     # Without symbolic shapes, which need sympy.
-    prepared = f"{target}.prepared"
-    quant_pre_process(source, prepared, skip_symbolic_shape=True, skip_optimization=optimized)
+    prepared = f"{job.target}.prepared"
+    quant_pre_process(job.source, prepared, skip_symbolic_shape=True, skip_optimization=optimized)
     quantize_static(
         prepared,
-        target,
+        job.target,
         RecordedSamples(),
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=list(operators),
@@ -175,7 +166,7 @@ def to_int8(
         extra_options=_INT8_OPTIONS,
     )
     Path(prepared).unlink()
-    nodes = onnx.load(target, load_external_data=False).graph.node
+    nodes = onnx.load(job.target, load_external_data=False).graph.node
     quantized = sum(node.op_type == "QuantizeLinear" for node in nodes)
     return {"note": f"quantised: {quantized} tensors, with {len(calibration)} recorded samples"}
 
@@ -184,7 +175,7 @@ def _check(path: str) -> None:
     try:
         onnx.checker.check_model(path, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise StepError(f"{path}: is no valid ONNX file: {str(error).strip()}") from None
+        raise InvalidRequest(f"{path}: is no valid ONNX file: {str(error).strip()}") from None
 
 
 def _save(model: Any, target: str) -> None:
@@ -201,22 +192,24 @@ def _session(path: str) -> Any:
         return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions share no base class
         first = str(error).strip().splitlines()[0]
-        raise StepError(f"{path}: ONNX Runtime cannot load it: {first}") from None
+        raise InvalidRequest(f"{path}: ONNX Runtime cannot load it: {first}") from None
 
 
 def _interface(session: Any) -> tuple[list[TensorInfo], list[TensorInfo]]:
     def of(node: Any) -> TensorInfo:
         if node.type not in _TYPES:
-            raise StepError(f"tensor '{node.name}' has type {node.type}, which cannot be compared")
+            raise InvalidRequest(
+                f"tensor '{node.name}' has type {node.type}, which cannot be compared"
+            )
         return info(node.name, _TYPES[node.type], node.shape)
 
     return [of(node) for node in session.get_inputs()], [of(node) for node in session.get_outputs()]
 
 
-def _runner(session: Any) -> Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]:
+def _runner(session: Any) -> Callable[[Arrays], Arrays]:
     names = [node.name for node in session.get_outputs()]
 
-    def run_once(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run_once(inputs: Arrays) -> Arrays:
         fed = {name: _fed(array) for name, array in inputs.items()}
         return dict(zip(names, session.run(names, fed), strict=True))
 

@@ -3,55 +3,45 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from .step import Sampling, TensorInfo, info, run_samples
+from .step import Arrays, Job, TensorInfo, info
 
 # As soon as it is imported, OpenVINO sends usage data to its vendor and writes to HOME, unless this
 # is missing; None hides a module.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 import openvino as ov  # noqa: E402
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
-
-    Progress = Callable[[str], None]
-
-
-def from_onnx(
-    progress: Progress, *, source: str, target: str, half: bool = False
-) -> dict[str, Any]:
-    """Write the ONNX file `source` as `target`, .xml, with the weights beside it, .bin.
+def from_onnx(job: Job, *, half: bool) -> dict[str, Any]:
+    """Write the ONNX file as .xml, with the weights beside it, .bin.
 
     Args:
         half: keep the weights in half precision, as OpenVINO does unless it is told otherwise.
     """
-    progress("converting with OpenVINO")
-    ov.save_model(ov.convert_model(source), target, compress_to_fp16=half)
+    job.progress("converting with OpenVINO")
+    ov.save_model(ov.convert_model(job.source), job.target, compress_to_fp16=half)
     command = ["ovc", "{source}", "--output_model", "{target}", f"--compress_to_fp16={half}"]
     return {"command": command}
 
 
-def run(progress: Progress, *, path: str, sampling: Sampling) -> dict[str, Any]:
-    """Run the model at `path` on the samples; return its interface."""
-    progress("running the result in OpenVINO")
-    compiled = ov.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+def run(job: Job) -> dict[str, Any]:
+    """Run the model on the samples; return its interface."""
+    compiled = ov.Core().compile_model(job.source, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     inputs = [_info(port) for port in compiled.inputs]
     outputs = [_info(port) for port in compiled.outputs]
     request = compiled.create_infer_request()
 
-    def run_once(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run_once(arrays: Arrays) -> Arrays:
         made = request.infer(dict(arrays))
         return {
             each["name"]: np.array(made[port])
             for each, port in zip(outputs, compiled.outputs, strict=True)
         }
 
-    run_samples(sampling, "result", run_once)
+    job.run_result("OpenVINO", run_once)
     return {"inputs": inputs, "outputs": outputs}
 
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 from paddle import inference
 
-from .step import Sampling, StepError, TensorInfo, info, run_command_line, run_samples, write_inputs
+from edge_server.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
-
-    Progress = Callable[[str], None]
+from .step import Arrays, Job, TensorInfo, info, run_command_line
 
 _OPSET = "17"
 
 
-def to_onnx(progress: Progress, *, source: str, target: str, sampling: Sampling) -> dict[str, Any]:
-    """Write the Paddle program `source` (.json or .pdmodel, beside its .pdiparams) as ONNX."""
-    progress("loading the Paddle model")
-    program = Path(source)
+def to_onnx(job: Job) -> dict[str, Any]:
+    """Write a Paddle program (.json or .pdmodel, beside its .pdiparams) as ONNX."""
+    job.progress("loading the Paddle model")
+    program = Path(job.source)
     parameters = program.with_suffix(".pdiparams")
     config = inference.Config(str(program), str(parameters))
     config.disable_gpu()
@@ -32,19 +27,19 @@ def to_onnx(progress: Progress, *, source: str, target: str, sampling: Sampling)
         predictor = inference.create_predictor(config)
     except (RuntimeError, OSError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        raise StepError(f"{source}: Paddle cannot load it: {lines[-1] if lines else ''}") from None
+        raise InvalidRequest(
+            f"{program}: Paddle cannot load it: {lines[-1] if lines else ''}"
+        ) from None
     command = ["--model_dir", "{folder}", "--model_filename", program.name]
     command += ["--params_filename", parameters.name, "--save_file", "{target}"]
     # Its optimiser would install packages by itself.
     command += ["--opset_version", _OPSET, "--optimize_tool", "None"]
-    progress("converting with paddle2onnx")
-    _paddle2onnx(command, str(program.parent), target)
+    job.progress("converting with paddle2onnx")
+    _paddle2onnx(command, str(program.parent), job.target)
     # The predictor does not know the shapes of its inputs.
-    inputs = _inputs(target)
-    write_inputs(inputs, sampling)
-    progress("running the source")
-    run_samples(sampling, "source", lambda arrays: _run(predictor, inputs, arrays))
-    return {"inputs": inputs, "command": ["paddle2onnx", *command]}
+    inputs = _inputs(job.target)
+    job.run_source(inputs, lambda arrays: _run(predictor, inputs, arrays))
+    return {"command": ["paddle2onnx", *command]}
 
 
 def _paddle2onnx(command: list[str], folder: str, target: str) -> None:
@@ -54,12 +49,10 @@ def _paddle2onnx(command: list[str], folder: str, target: str) -> None:
     places = {"{folder}": folder, "{target}": target}
     run_command_line(main, ["paddle2onnx", *command], places)
     if not Path(target).is_file():
-        raise StepError("paddle2onnx has written nothing")
+        raise InvalidRequest("paddle2onnx has written nothing")
 
 
-def _run(
-    predictor: Any, inputs: list[TensorInfo], arrays: Mapping[str, NDArray[Any]]
-) -> dict[str, NDArray[Any]]:
+def _run(predictor: Any, inputs: list[TensorInfo], arrays: Arrays) -> Arrays:
     for each in inputs:
         handle = predictor.get_input_handle(each["name"])
         handle.reshape(arrays[each["name"]].shape)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from zipfile import BadZipFile
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-
-class StepError(Exception):
-    """The step cannot be done; the text names the cause and the remedy."""
 
 
 def run_command_line(
@@ -43,14 +40,18 @@ def run_command_line(
 
 
 def run(
-    progress: Callable[[str], None], module: str, function: str, arguments: Mapping[str, Any]
+    progress: Callable[[str], None],
+    step: tuple[str, str],
+    job: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> object:
-    """Return the result of a function of this package."""
+    """Return the result of a module's function of this package, for the `Job` of these fields."""
+    module, function = step
     try:
         found = importlib.import_module(f".{module}", __package__)
-        return getattr(found, function)(progress, **arguments)
-    except StepError as error:
-        raise InvalidRequest(str(error)) from None
+        return getattr(found, function)(Job(progress=progress, **job), **options)
+    except InvalidRequest:
+        raise
     except BaseException as error:  # noqa: BLE001 - reported to the process that waits for it
         traceback.print_exc()
         lines = traceback.format_exception_only(error)[-1].strip().splitlines()
@@ -72,21 +73,87 @@ class TensorInfo(TypedDict):
     shape: list[int]
 
 
-class Sampling(TypedDict):
-    """Which inputs a comparison uses.
+Arrays = dict[str, "NDArray[Any]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a step makes of what; each reads what concerns its format.
 
     Attributes:
-        folder: where the files of inputs and outputs lie.
-        count, seed: of the random samples.
-        recorded: files of recorded samples.
+        progress: gets lines for people.
+        source, target: the file or directory to read, and the one to write.
+        samples: directory of the inputs, and of what source and result make of them.
+        count, seed: of random inputs.
+        recorded: files of recorded ones.
         sizes: input → shape of its random samples; for open sizes.
+        inputs: name, numpy's type and shape of each input, in order; a name may be empty.
+        outputs: their names; if empty, those of the source.
+        signature: of a SavedModel; empty is the default one.
+        trust: the code in the source may run.
+        module: FILE.py:CLASS of a checkpoint.
+        module_args: of that class: values with commas, a JSON array, or a JSON object by name.
+        module_path: directory that the classes of a pickled module are imported from.
     """
 
-    folder: str
-    count: int
-    seed: int
-    recorded: list[str]
-    sizes: dict[str, list[int]]
+    progress: Callable[[str], None]
+    source: str
+    target: str = ""
+    samples: str = ""
+    count: int = 0
+    seed: int = 0
+    recorded: Sequence[str] = ()
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    inputs: Sequence[tuple[str, str, list[int]]] = ()
+    outputs: Sequence[str] = ()
+    signature: str = ""
+    trust: bool = False
+    module: str = ""
+    module_args: str = ""
+    module_path: str = ""
+
+    def run_source(
+        self, inputs: Sequence[TensorInfo], run: Callable[[Arrays], Mapping[str, NDArray[Any]]]
+    ) -> None:
+        """Write samples of `inputs`, and what `run`, the source, makes of them.
+
+        Raises:
+            InvalidRequest: a recorded sample is of other tensors.
+        """
+        self.write_inputs(inputs)
+        self.progress("running the source")
+        self._run("source", run)
+
+    def run_result(
+        self, framework: str, run: Callable[[Arrays], Mapping[str, NDArray[Any]]]
+    ) -> None:
+        """Write what `run`, the result, makes of the same samples."""
+        self.progress(f"running the result in {framework}")
+        self._run("result", run)
+
+    def write_inputs(self, inputs: Sequence[TensorInfo]) -> None:
+        """Write `inputs-0.npz` and so on, the recorded samples first."""
+        samples = [recorded_sample(path, inputs) for path in self.recorded]
+        random = np.random.default_rng(self.seed)
+        for index in range(self.count):
+            # Two sizes of the batch, in turn: a result that has lost the open one is found out.
+            batch = 1 + index % 2
+            samples.append(
+                {each["name"]: _random(each, batch, random, self.sizes) for each in inputs}
+            )
+        for index, sample in enumerate(samples):
+            self._write("inputs", index, sample)
+
+    def _run(self, which: str, run: Callable[[Arrays], Mapping[str, NDArray[Any]]]) -> None:
+        """Write `<which>-N.npz`, the outputs of `run`, for each `inputs-N.npz`."""
+        for index in range(len(list(Path(self.samples).glob("inputs-*.npz")))):
+            outputs = run(read(self.samples, "inputs", index))
+            self._write(which, index, {name: _plain(array) for name, array in outputs.items()})
+
+    def _write(self, which: str, index: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        path = Path(self.samples) / f"{which}-{index}.npz"
+        # A name of its own for each, as savez's first argument is called `file`.
+        np.savez(path, **{f"array.{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]  # of keywords
 
 
 def info(name: str, dtype: Any, shape: Sequence[Any]) -> TensorInfo:
@@ -99,37 +166,8 @@ def info(name: str, dtype: Any, shape: Sequence[Any]) -> TensorInfo:
     }
 
 
-def write_inputs(inputs: Sequence[TensorInfo], sampling: Sampling) -> int:
-    """Write `inputs-0.npz` and so on, the recorded samples first; return their number.
-
-    Raises:
-        StepError: a recorded sample is of other tensors.
-    """
-    samples = [recorded_sample(path, inputs) for path in sampling["recorded"]]
-    random = np.random.default_rng(sampling["seed"])
-    for index in range(sampling["count"]):
-        # Two sizes of the batch, in turn: a result that has lost the open one is found out.
-        batch = 1 + index % 2
-        samples.append({each["name"]: _random(each, batch, random, sampling) for each in inputs})
-    for index, sample in enumerate(samples):
-        _write(sampling, "inputs", index, sample)
-    return len(samples)
-
-
-def run_samples(
-    sampling: Sampling,
-    which: str,
-    run: Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]],
-) -> None:
-    """Write `<which>-N.npz`, the outputs of `run`, for each `inputs-N.npz`."""
-    paths = sorted(Path(sampling["folder"]).glob("inputs-*.npz"))
-    for index in range(len(paths)):
-        outputs = run(read(sampling["folder"], "inputs", index))
-        _write(sampling, which, index, {name: _plain(array) for name, array in outputs.items()})
-
-
 def read(folder: str | Path, which: str, index: int) -> dict[str, NDArray[Any]]:
-    """Return the arrays of one file that `write_inputs` or `run_samples` wrote."""
+    """Return the arrays of one file that a `Job` wrote."""
     with np.load(Path(folder) / f"{which}-{index}.npz", allow_pickle=False) as arrays:
         return {key.partition(".")[2]: arrays[key] for key in arrays.files}
 
@@ -142,7 +180,7 @@ def recorded_sample(path: str, inputs: Sequence[TensorInfo]) -> dict[str, NDArra
         inputs: the tensors of the model.
 
     Raises:
-        StepError: the file cannot be used for this model.
+        InvalidRequest: the file cannot be used for this model.
     """
     try:
         # Opened here, as numpy leaves a damaged file open.
@@ -153,12 +191,12 @@ def recorded_sample(path: str, inputs: Sequence[TensorInfo]) -> dict[str, NDArra
             else:
                 found = {key.removeprefix("input."): loaded[key] for key in loaded.files}
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise StepError(
+        raise InvalidRequest(
             f"{path}: is no file of arrays: {error}; write it with numpy.savez"
         ) from None
     missing = [each["name"] for each in inputs if each["name"] not in found]
     if missing:
-        raise StepError(
+        raise InvalidRequest(
             f"{path}: has no array for input {', '.join(missing)}; write it with "
             f"numpy.savez({Path(path).stem!r}, **{{'input.{missing[0]}': array}})"
         )
@@ -175,7 +213,7 @@ def recorded_samples(
 
 def _fitting(path: str, tensor: TensorInfo, array: NDArray[Any]) -> NDArray[Any]:
     if tensor["datatype"] != TEXT and array.dtype.name != tensor["datatype"]:
-        raise StepError(
+        raise InvalidRequest(
             f"{path}: input {tensor['name']} is {array.dtype.name}, the model takes "
             f"{tensor['datatype']}; record it with that type"
         )
@@ -185,7 +223,7 @@ def _fitting(path: str, tensor: TensorInfo, array: NDArray[Any]) -> NDArray[Any]
         wanted in (-1, size) for wanted, size in zip(tensor["shape"], array.shape, strict=True)
     )
     if not fits:
-        raise StepError(
+        raise InvalidRequest(
             f"{path}: input {tensor['name']} has shape {array.shape}, the model takes "
             f"{tuple(tensor['shape'])}"
         )
@@ -193,13 +231,16 @@ def _fitting(path: str, tensor: TensorInfo, array: NDArray[Any]) -> NDArray[Any]
 
 
 def _random(
-    tensor: TensorInfo, batch: int, random: np.random.Generator, sampling: Sampling
+    tensor: TensorInfo,
+    batch: int,
+    random: np.random.Generator,
+    sizes: Mapping[str, Sequence[int]],
 ) -> NDArray[Any]:
     shape = [
         size if size >= 0 else batch if place == 0 else OPEN_SIZE
         for place, size in enumerate(tensor["shape"])
     ]
-    given = sampling["sizes"].get(tensor["name"], shape)
+    given = sizes.get(tensor["name"], shape)
     shape = [size if wanted < 0 else wanted for wanted, size in zip(given, shape, strict=True)]
     if tensor["datatype"] == TEXT:
         return np.array(random.integers(0, 10, shape).astype(str))
@@ -223,9 +264,3 @@ def _plain(made: Any) -> NDArray[Any]:
         t.decode("utf-8", "surrogateescape") if isinstance(t, bytes) else t for t in array.flat
     ]
     return np.array(texts, str).reshape(array.shape)
-
-
-def _write(sampling: Sampling, which: str, index: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-    path = Path(sampling["folder"]) / f"{which}-{index}.npz"
-    # A name of its own for each, as savez's first argument is called `file`.
-    np.savez(path, **{f"array.{name}": array for name, array in arrays.items()})  # type: ignore[arg-type]  # of keywords

@@ -12,21 +12,18 @@ import json
 import pickle
 import sys
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from .step import Sampling, StepError, TensorInfo, info, run_samples, write_inputs
+from edge_server.errors import InvalidRequest
+
+from .step import Arrays, Job, TensorInfo, info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    Progress = Callable[[str], None]
+    from collections.abc import Mapping, Sequence
 
 _OPSET = 18
 # Where training scripts put the weights in a checkpoint, beside its other facts.
@@ -35,112 +32,82 @@ _STATE_KEYS = ("state_dict", "model_state_dict", "model")
 _MOST_KEYS = 5
 
 
-@dataclass(frozen=True)
-class Export:
-    """What is written as ONNX, and from what.
-
-    Attributes:
-        inputs: name, numpy's type and shape of each input, in order; a name may be empty.
-        outputs: names of the outputs; if empty, `output_0` and so on.
-    """
-
-    progress: Progress
-    source: str
-    target: str
-    sampling: Sampling
-    inputs: Sequence[tuple[str, str, list[int]]]
-    outputs: Sequence[str]
-
-
-def script_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
-    """Write a TorchScript file as ONNX. Args: see `Export`."""
-    export = Export(progress, **arguments)
-    progress("loading the TorchScript file")
+def script_to_onnx(job: Job) -> dict[str, Any]:
+    """Write a TorchScript file as ONNX."""
+    job.progress("loading the TorchScript file")
     try:
-        module = torch.jit.load(export.source, map_location="cpu").eval()
+        module = torch.jit.load(job.source, map_location="cpu").eval()
     except RuntimeError as error:
-        raise StepError(f"{export.source}: PyTorch cannot load it: {_first(error)}") from None
+        raise InvalidRequest(f"{job.source}: PyTorch cannot load it: {_first(error)}") from None
     names = [each.name for each in module.forward.schema.arguments[1:]]
-    return _to_onnx(export, module, names, dynamo=False)
+    return _to_onnx(job, module, names, dynamo=False)
 
 
-def module_to_onnx(progress: Progress, *, module_path: str, **arguments: Any) -> dict[str, Any]:
-    """Write a pickled module as ONNX; its classes are imported from `module_path`.
-
-    Loading it runs whatever code the pickle names. Args, Raises: see `script_to_onnx`.
-    """
-    export = Export(progress, **arguments)
-    source = export.source
-    progress("loading the module")
-    if module_path:
-        sys.path.insert(0, module_path)
+def module_to_onnx(job: Job) -> dict[str, Any]:
+    """Write a pickled module as ONNX. Loading it runs whatever code the pickle names."""
+    source = job.source
+    job.progress("loading the module")
+    if job.module_path:
+        sys.path.insert(0, job.module_path)
     try:
         module = torch.load(source, map_location="cpu", weights_only=False)
     except (AttributeError, ImportError) as error:
-        raise StepError(
+        raise InvalidRequest(
             f"{source}: its class cannot be imported: {_first(error)}; --module-path DIR names the "
             "directory that its module is imported from"
         ) from None
     except (RuntimeError, pickle.UnpicklingError) as error:
-        raise StepError(f"{source}: PyTorch cannot load it: {_first(error)}") from None
+        raise InvalidRequest(f"{source}: PyTorch cannot load it: {_first(error)}") from None
     if not isinstance(module, torch.nn.Module):
-        raise StepError(
+        raise InvalidRequest(
             f"{source}: holds {type(module).__name__}, not a module; of weights alone, --module "
             "FILE.py:CLASS names the class"
         )
-    return _module(export, module)
+    return _module(job, module)
 
 
-def weights_to_onnx(
-    progress: Progress, *, module: str, module_args: str, **arguments: Any
-) -> dict[str, Any]:
-    """Write a checkpoint of the class `module`, FILE.py:CLASS, as ONNX.
+def weights_to_onnx(job: Job) -> dict[str, Any]:
+    """Write a checkpoint of the class `job.module` as ONNX.
 
     The checkpoint is read without running code from it: the state alone, or a dictionary that has
     it as `state_dict`, `model_state_dict` or `model`. A prefix that all its keys have, and none of
     the class's (`module.` of DataParallel), is taken off.
-
-    Args:
-        module: where the class is.
-        module_args: of the class: values with commas, a JSON array, or a JSON object by name.
-        arguments: see `Export`.
-
-    Raises: see `script_to_onnx`.
     """
-    export = Export(progress, **arguments)
-    source = export.source
-    progress("loading the weights")
+    source, module = job.source, job.module
+    job.progress("loading the weights")
     file, _, name = module.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     if not file or spec is None or spec.loader is None or not Path(file).is_file():
-        raise StepError(f"--module {module}: no such file; give it as FILE.py:CLASS")
+        raise InvalidRequest(f"--module {module}: no such file; give it as FILE.py:CLASS")
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded
     spec.loader.exec_module(loaded)
     if not hasattr(loaded, name):
-        raise StepError(f"--module {module}: {file} has no class {name}")
+        raise InvalidRequest(f"--module {module}: {file} has no class {name}")
     try:
         state = torch.load(source, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError) as error:
-        raise StepError(f"{source}: is no checkpoint of weights alone: {_first(error)}") from None
+        raise InvalidRequest(
+            f"{source}: is no checkpoint of weights alone: {_first(error)}"
+        ) from None
     key = next((k for k in _STATE_KEYS if isinstance(state.get(k), dict)), "")
     state = state[key] if key else state
-    positional, named = _values(module_args)
+    positional, named = _values(job.module_args)
     try:
         made = getattr(loaded, name)(*positional, **named)
     except TypeError as error:
-        raise StepError(
+        raise InvalidRequest(
             f"--module {module}: {_first(error)}; --module-args gives the class its arguments"
         ) from None
     wanted = made.state_dict()
     state, prefix = _without_prefix(state, wanted)
     if misfits := _misfits(state, wanted):
-        raise StepError(f"{source}: its weights are not those of {name}: {misfits}")
+        raise InvalidRequest(f"{source}: its weights are not those of {name}: {misfits}")
     made.load_state_dict(state)
-    done = _module(export, made)
-    if prefix:
-        done["note"] = f"the keys of the checkpoint begin with '{prefix}', which was taken off"
-    return done
+    _module(job, made)
+    if not prefix:
+        return {}
+    return {"note": f"the keys of the checkpoint begin with '{prefix}', which was taken off"}
 
 
 def _values(text: str) -> tuple[list[Any], dict[str, Any]]:
@@ -148,7 +115,7 @@ def _values(text: str) -> tuple[list[Any], dict[str, Any]]:
     try:
         given = json.loads(text if text.lstrip().startswith(("[", "{")) else f"[{text}]")
     except ValueError as error:
-        raise StepError(
+        raise InvalidRequest(
             f"--module-args {text}: {error}; give values with commas, like 1,512,37, or JSON"
         ) from None
     return ([], given) if isinstance(given, dict) else (given, {})
@@ -187,48 +154,43 @@ def _misfits(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     )
 
 
-def program_to_onnx(progress: Progress, **arguments: Any) -> dict[str, Any]:
-    """Write what torch.export.save has written as ONNX. Args, Raises: see `script_to_onnx`."""
-    export = Export(progress, **arguments)
-    progress("loading the program")
+def program_to_onnx(job: Job) -> dict[str, Any]:
+    """Write what torch.export.save has written as ONNX."""
+    job.progress("loading the program")
     try:
-        program = torch.export.load(export.source)
+        program = torch.export.load(job.source)
     except (RuntimeError, ValueError, OSError) as error:
-        raise StepError(f"{export.source}: PyTorch cannot load it: {_first(error)}") from None
+        raise InvalidRequest(f"{job.source}: PyTorch cannot load it: {_first(error)}") from None
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     user = list(program.graph_signature.user_inputs)
-    given = [each[0] or name for each, name in zip(export.inputs, user, strict=False)]
+    given = [each[0] or name for each, name in zip(job.inputs, user, strict=False)]
     names = given if len(given) == len(user) else user
     infos = [_tensor_info(n, placeholders[u].meta["val"]) for n, u in zip(names, user, strict=True)]
-    write_inputs(infos, export.sampling)
-    made = _run(export, program.module(), infos)
-    export.progress("converting with torch.onnx")
+    made = _run(job, program.module(), infos)
+    job.progress("converting with torch.onnx")
     torch.onnx.export(
         program,
         (),
-        export.target,
+        job.target,
         input_names=names,
         output_names=made,
         external_data=False,
         verbose=False,
     )
-    return {"inputs": infos}
+    return {}
 
 
-def _module(export: Export, module: Any) -> dict[str, Any]:
+def _module(job: Job, module: Any) -> dict[str, Any]:
     parameters = inspect.signature(module.forward).parameters.values()
     names = [each.name for each in parameters if each.default is each.empty]
-    return _to_onnx(export, module.eval(), names, dynamo=True)
+    return _to_onnx(job, module.eval(), names, dynamo=True)
 
 
-def _to_onnx(
-    export: Export, module: Any, parameters: Sequence[str], *, dynamo: bool
-) -> dict[str, Any]:
+def _to_onnx(job: Job, module: Any, parameters: Sequence[str], *, dynamo: bool) -> dict[str, Any]:
     """Write `module`, whose inputs are `parameters`."""
-    inputs = _inputs(export.source, parameters, export.inputs)
-    write_inputs(inputs, export.sampling)
+    inputs = _inputs(job.source, parameters, job.inputs)
     names = [each["name"] for each in inputs]
-    made = _run(export, module, inputs)
+    made = _run(job, module, inputs)
     # Of at least two: an exporter may take a size of one for a constant.
     example = tuple(
         torch.zeros([2 if d < 0 else d for d in each["shape"]], dtype=_dtype(each["datatype"]))
@@ -246,41 +208,40 @@ def _to_onnx(
         first = any(0 in places for places in open_sizes)
         axes.update({name: {0: f"{name}_0"} for name in made if first})
         how["dynamic_axes"] = axes
-    export.progress("converting with torch.onnx")
+    job.progress("converting with torch.onnx")
     with warnings.catch_warnings():
         # The exporter for TorchScript is the only one for a saved file, and says it is deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.onnx.export(
-            *(module, example, export.target),
+            *(module, example, job.target),
             input_names=names,
             output_names=made,
             verbose=False,
             **how,
         )
-    return {"inputs": inputs}
+    return {}
 
 
-def _run(export: Export, module: Any, inputs: Sequence[TensorInfo]) -> list[str]:
+def _run(job: Job, module: Any, inputs: Sequence[TensorInfo]) -> list[str]:
     """Run the source on the samples; return the names of its outputs."""
-    export.progress("running the source")
-    names = list(export.outputs)
+    names = list(job.outputs)
 
-    def run(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(arrays: Arrays) -> Arrays:
         with torch.no_grad():
             made = module(*(torch.from_numpy(arrays[each["name"]]) for each in inputs))
         tensors = _flat(made)
         if not names:
             names.extend(f"output_{index}" for index in range(len(tensors)))
         if len(names) != len(tensors):
-            raise StepError(
+            raise InvalidRequest(
                 f"the model has {len(tensors)} outputs, and --outputs {len(names)} names"
             )
         return dict(zip(names, (tensor.numpy() for tensor in tensors), strict=True))
 
     try:
-        run_samples(export.sampling, "source", run)
+        job.run_source(inputs, run)
     except (RuntimeError, TypeError, IndexError) as error:
-        raise StepError(
+        raise InvalidRequest(
             f"the model fails on an input of that shape: {_first(error)}; give the right ones with "
             "--input NAME:SHAPE"
         ) from None
@@ -299,7 +260,7 @@ def _inputs(
 ) -> list[TensorInfo]:
     if len(given) != len(names):
         example = f"{names[0] if names else 'x'}:-1x3x360x640"
-        raise StepError(
+        raise InvalidRequest(
             f"{source}: takes {len(names)} inputs ({', '.join(names)}), whose shapes are not in "
             f"the file; give each with --input, like --input {example}"
         )
