@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -25,13 +24,13 @@ from edge_server.board.installation import shipped_models
 from edge_server.cameras.recordings import read_picture
 from edge_server.cli.infer import config_of, from_picture
 from edge_server.cli.run import INSTALLED, connected, settings_of
-from edge_server.cli.tables import number, table
+from edge_server.cli.tables import answer, number, table
 from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
 from edge_server.settings import Grpc
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from edge_server.cli.infer import Arrays
     from edge_server.model_config.config import ModelConfig
@@ -329,17 +328,14 @@ def _row(measured: Measurement) -> tuple[str, ...]:
     )
 
 
-def run_bench(arguments: argparse.Namespace) -> None:
-    """Measure, and print the results."""
+def run_bench(arguments: argparse.Namespace) -> Iterable[str]:
+    """Measure, and return the results."""
     if arguments.sweep:
-        _sweep(arguments)
-        return
+        return _sweep(arguments)
     with connected(settings_of(arguments)) as client, _progress() as show:
         measurements = _measure_all(client, arguments, show)
-    if arguments.json:
-        _print_json(arguments, measurements=[as_object(each) for each in measurements])
-    else:
-        print("\n".join(report_lines(measurements)))
+    found = {**_asked(arguments), "measurements": [as_object(each) for each in measurements]}
+    return answer(arguments, found, report_lines(measurements))
 
 
 def bench_inputs(
@@ -372,7 +368,7 @@ def _measure_all(
     return found
 
 
-def _sweep(arguments: argparse.Namespace) -> None:
+def _sweep(arguments: argparse.Namespace) -> Iterable[str]:
     repositories = arguments.model_repository
     if not repositories:
         is_configured = arguments.config is not None or INSTALLED.is_file()
@@ -407,10 +403,8 @@ def _sweep(arguments: argparse.Namespace) -> None:
                 {**asdict(variant), "config_pbtxt": snippet}
                 | {"failure": failure, "measurements": objects}
             )
-    if arguments.json:
-        _print_json(arguments, variants=found)
-    else:
-        print("\n".join([*table(rows, left=(0, len(rows[0]) - 1)), *failures]))
+    lines = [*table(rows, left=(0, len(rows[0]) - 1)), *failures]
+    return answer(arguments, {**_asked(arguments), "variants": found}, lines)
 
 
 @contextmanager
@@ -424,6 +418,5 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(Text(text))
 
 
-def _print_json(arguments: argparse.Namespace, **found: Any) -> None:
-    asked = {"model": arguments.model, "batch": arguments.batch, "seconds": arguments.seconds}
-    print(json.dumps({**asked, **found}, indent=2))
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"model": arguments.model, "batch": arguments.batch, "seconds": arguments.seconds}

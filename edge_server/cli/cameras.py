@@ -7,7 +7,7 @@ import json
 import statistics
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -21,7 +21,7 @@ from edge_server.cameras.source import is_live, open_source
 from edge_server.cameras.source_uri import SourceOptions, parse_source_uri, read_credentials
 from edge_server.cameras.v4l2 import VideoDevice, video_devices
 from edge_server.cli.run import settings_of
-from edge_server.cli.tables import size_text, table
+from edge_server.cli.tables import answer, size_text, table
 from edge_server.errors import SourceError
 from edge_server.pixels import PixelFormat
 from edge_server.process.disk import installed_state
@@ -29,7 +29,7 @@ from edge_server.process.text import masked, shown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from edge_server.cameras.frame import Frame, FrameSource
     from edge_server.cameras.v4l2 import VideoMode
@@ -37,53 +37,47 @@ if TYPE_CHECKING:
 _KINDS = ("csi", "v4l2", "rtsp", "http")
 
 
-def plugged_in(arguments: argparse.Namespace) -> Iterator[str]:
-    return list_cameras(Path("/dev"), as_json=arguments.json)
-
-
-def list_cameras(devices: Path, *, as_json: bool = False) -> Iterator[str]:
-    """Yield lines about the cameras below `devices` (/dev), or one JSON object."""
+def plugged_in(arguments: argparse.Namespace, devices: Path = Path("/dev")) -> Iterable[str]:
+    """Return lines about the cameras below `devices`, or one JSON object."""
     found = list(video_devices(devices))
     cameras = [each for each in found if isinstance(each, VideoDevice)]
     faults = [str(each) for each in found if isinstance(each, SourceError)]
     uris = _uris(cameras)
     gstreamer = {kind: gstreamer_missing(kind) for kind in _KINDS}
     opencv = opencv_report()
-    if as_json:
-        report = {
-            "cameras": [_object(uri, each) for uri, each in zip(uris, cameras, strict=True)],
-            "faults": faults,
-            "readers": {
-                "gstreamer": {kind: missing or None for kind, missing in gstreamer.items()},
-                "opencv": opencv,
-            },
-        }
-        yield json.dumps(report, indent=2)
-        return
+    report = {
+        "cameras": list(map(_object, uris, cameras)),
+        "faults": faults,
+        "readers": {
+            "gstreamer": {kind: missing or None for kind, missing in gstreamer.items()},
+            "opencv": opencv,
+        },
+    }
+    lines = [
+        *_cameras(uris, cameras),
+        *(f"fault: {fault}" for fault in faults),
+        *_readers(gstreamer, opencv),
+    ]
+    if not found:
+        lines.insert(0, f"no camera in {devices}; cameras in the network are not searched for")
+    return answer(arguments, report, lines)
+
+
+def _cameras(uris: Sequence[str], cameras: Sequence[VideoDevice]) -> Iterator[str]:
     for uri, camera in zip(uris, cameras, strict=True):
         yield f"{uri}  {camera.name} ({camera.driver})"
         for line in _modes(camera.modes):
             yield f"    {line}"
         if camera.other_formats and not uri.startswith("csi:"):
             yield f"    also {', '.join(camera.other_formats)}, which neither reader takes"
-    for fault in faults:
-        yield f"fault: {fault}"
-    if not found:
-        yield f"no camera in {devices}; cameras in the network are not searched for"
-    for line in _readers(gstreamer, opencv):
-        yield line
 
 
 def _uris(cameras: Sequence[VideoDevice]) -> list[str]:
     """Return the URI of each camera: of a CSI sensor by its number among them, which is how Argus
     counts (not seen on a board)."""
-    csi = [each.path for each in cameras if _is_csi(each)]
+    # The driver of Tegra's CSI receiver names its devices like `vi-output, imx219 9-0010`.
+    csi = [each.path for each in cameras if each.name.startswith("vi-output")]
     return [f"csi://{csi.index(each.path)}" if each.path in csi else each.path for each in cameras]
-
-
-def _is_csi(camera: VideoDevice) -> bool:
-    """The driver of Tegra's CSI receiver names its devices like `vi-output, imx219 9-0010`."""
-    return camera.name.startswith("vi-output")
 
 
 def _modes(modes: Sequence[VideoMode]) -> Iterator[str]:
@@ -111,22 +105,12 @@ def _readers(gstreamer: dict[str, str], opencv: dict[str, Any]) -> Iterator[str]
 
 
 def _object(uri: str, camera: VideoDevice) -> dict[str, Any]:
-    return {
-        "uri": uri,
-        "path": camera.path,
-        "name": camera.name,
-        "driver": camera.driver,
-        "modes": [
-            {
-                "format": mode.format,
-                "width": mode.size[0],
-                "height": mode.size[1],
-                "fps": round(float(mode.fps), 3),
-            }
-            for mode in camera.modes
-        ],
-        "other_formats": list(camera.other_formats),
-    }
+    modes = []
+    for mode in camera.modes:
+        width, height = mode.size
+        fps = round(float(mode.fps), 3)
+        modes.append({"format": mode.format, "width": width, "height": height, "fps": fps})
+    return {"uri": uri, **asdict(camera), "modes": modes}
 
 
 # A longer interval between two captures than this many usual ones counts as a gap.

@@ -35,8 +35,8 @@ Arrays = dict[str, "NDArray[Any]"]
 _MOST_NUMBERS = 24
 
 
-def run_infer(arguments: argparse.Namespace) -> None:
-    """Send one request and print its outputs."""
+def run_infer(arguments: argparse.Namespace) -> Iterator[str]:
+    """Send one request and yield its outputs."""
     picture = None if arguments.image is None else read_picture(arguments.image)
     with connected(settings_of(arguments)) as client:
         config = config_of(client, arguments.model)
@@ -52,9 +52,9 @@ def run_infer(arguments: argparse.Namespace) -> None:
         took_ms = 1e3 * (time.monotonic() - begun_s)
     lanes = None if classes else lanes_of(config, outputs)
     if arguments.json:
-        print(json.dumps(as_object(config, outputs, took_ms), indent=2))
+        yield json.dumps(as_object(config, outputs, took_ms), indent=2)
     else:
-        print("\n".join(lines(config, outputs, took_ms, lanes)))
+        yield from lines(config, outputs, took_ms, lanes)
     if arguments.save is not None:
         _save(arguments.save, picture, outputs, lanes)
 
@@ -90,9 +90,7 @@ def lines(
             )
         return
     for name, array in outputs.items():
-        datatype = DataType.from_numpy(array.dtype)
-        kind = str(array.dtype) if datatype is None else datatype.value
-        yield f"{name}: {kind} {list(array.shape)}"
+        yield f"{name}: {_kind(array)} {list(array.shape)}"
         yield from (f"  {line}" for line in _values(array))
 
 
@@ -122,13 +120,17 @@ def as_object(
     """Return the response as JSON has it, in the names of Triton's HTTP protocol."""
     found = []
     for name, array in outputs.items():
-        datatype = DataType.from_numpy(array.dtype)
         values = array.ravel().tolist()
         if array.dtype.kind == "O":
             values = [v.decode(errors="replace") if isinstance(v, bytes) else v for v in values]
-        kind = str(array.dtype) if datatype is None else datatype.value
-        found.append({"name": name, "datatype": kind, "shape": array.shape, "data": values})
+        about = {"name": name, "datatype": _kind(array), "shape": array.shape}
+        found.append({**about, "data": values})
     return {"model_name": config.name, "latency_ms": took_ms, "outputs": found}
+
+
+def _kind(array: NDArray[Any]) -> str:
+    datatype = DataType.from_numpy(array.dtype)
+    return str(array.dtype) if datatype is None else datatype.value
 
 
 def _save(

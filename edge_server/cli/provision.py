@@ -237,6 +237,12 @@ _HEADER = """\
 # Written by `edge-server provision`, which keeps values and no comments; the file before is
 # {before}. The next provisioning file changes only the tables that it has.
 """
+# By the field of `[mqtt]`: the file that gets its text, the setting that names the file, its mode.
+_SECRETS = {
+    "password": ("mqtt_password", "password_file", 0o640),
+    "ca": ("mqtt_ca.pem", "ca_file", 0o644),
+    "certificate": ("mqtt.crt", "cert_file", 0o644),
+}
 # What a file says of the broker; whatever else [mqtt] has, no file can say, so it stays.
 _CONNECTION = frozenset(
     ("host", "port", "username", "password_file", "ca_file", "cert_file", "key_file", "insecure")
@@ -336,16 +342,9 @@ def _staging(folder: Path) -> Iterator[Path]:
 
 def _write_secrets(document: Document, staging: Path) -> dict[str, int]:
     """Write the files that the settings name; return their names and modes."""
-    mqtt = document.mqtt
-    if mqtt is None:
-        return {}
-    contents = {
-        "mqtt_password": (mqtt.password, 0o640),
-        "mqtt_ca.pem": (mqtt.ca, 0o644),
-        "mqtt.crt": (mqtt.certificate, 0o644),
-    }
     written = {}
-    for name, (text, mode) in contents.items():
+    for field, (name, _, mode) in _SECRETS.items():
+        text: str | None = getattr(document.mqtt, field, None)
         if text is not None:
             (staging / name).write_text(f"{text.rstrip()}\n" if mode == 0o644 else text)
             written[name] = mode
@@ -368,12 +367,8 @@ def _merged(document: Document, places: Places) -> dict[str, Any]:
             settings["mqtt"]["username"] = mqtt.username
         if mqtt.insecure:
             settings["mqtt"]["insecure"] = True
-        for name, key, there in (
-            ("mqtt_password", "password_file", mqtt.password),
-            ("mqtt_ca.pem", "ca_file", mqtt.ca),
-            ("mqtt.crt", "cert_file", mqtt.certificate),
-        ):
-            if there is not None:
+        for field, (name, key, _) in _SECRETS.items():
+            if getattr(mqtt, field) is not None:
                 settings["mqtt"][key] = str(places.config.with_name(name))
         if mqtt.certificate is not None:
             settings["mqtt"]["key_file"] = str(places.data / "identity/device.key")
@@ -399,7 +394,7 @@ def _check(settings: dict[str, Any], staging: Path, places: Places) -> None:
     # The secrets are still in the folder, those that are not new in their place.
     moved = {
         name: str(staging / Path(path).name)
-        for name in ("password_file", "ca_file", "cert_file")
+        for _, name, _ in _SECRETS.values()
         if (path := getattr(mqtt, name)) and (staging / Path(path).name).exists()
     }
     if faults := faults_of(msgspec.structs.replace(mqtt, **moved)):
@@ -465,10 +460,7 @@ def provision(arguments: argparse.Namespace) -> Iterator[str]:
 
 def recorded(places: Places) -> str:
     """Return the digest of the file that was applied last; empty if none was."""
-    try:
-        return places.record.read_text("ascii").strip()
-    except FileNotFoundError:
-        return ""
+    return _text_of(places.record)
 
 
 def refuse_unless_trusted(
@@ -519,7 +511,11 @@ def refuse_unless_newer(
         # A power cut interrupted it, perhaps after the change of the device's id.
         return
     file = document.file
-    if file is not None and file.devices and (own := _device_id(places)) not in file.devices:
+    if (
+        file is not None
+        and file.devices
+        and (own := _text_of(places.data / "identity/device-id")) not in file.devices
+    ):
         raise SettingsError(
             f"{source}: is for {', '.join(file.devices)[:200]}; this device is {own or 'unnamed'}"
         )
@@ -537,9 +533,9 @@ def refuse_unless_newer(
         )
 
 
-def _device_id(places: Places) -> str:
+def _text_of(path: Path) -> str:
     try:
-        return (places.data / "identity/device-id").read_text("utf-8").strip()
+        return path.read_text("utf-8").strip()
     except FileNotFoundError:
         return ""
 

@@ -73,12 +73,7 @@ def _cameras(texts: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def broker_of(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """Return the host and the port of --mqtt; None without the flag."""
-    if arguments.mqtt is None:
-        return None
-    try:
-        return address(arguments.mqtt)
-    except ValueError as error:
-        raise errors.SettingsError(f"--mqtt {arguments.mqtt}: {error}") from None
+    return None if arguments.mqtt is None else _tcp("--mqtt", arguments.mqtt)
 
 
 def _setting(event: threading.Event) -> SimpleQueue[int]:

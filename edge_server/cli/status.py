@@ -16,15 +16,15 @@ from rich.text import Text
 
 from edge_server.board.board import read_board
 from edge_server.cli.run import settings_of
-from edge_server.cli.status_report import DaemonSampler, make_report
-from edge_server.cli.tables import UNKNOWN, duration_text, number, size_text, table
+from edge_server.cli.status_report import make_report, sampling
+from edge_server.cli.tables import UNKNOWN, answer, duration_text, number, size_text, table
 from edge_server.errors import Unavailable
 from edge_server.inference.registry import IDLE
 from edge_server.process.text import shown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from edge_server.cli.status_report import (
         BoardReport,
@@ -237,17 +237,14 @@ def _settings(report: DaemonReport) -> Iterator[str]:
 RATES_OVER_S = 1.0
 
 
-def print_status(arguments: argparse.Namespace) -> None:
-    """Print one report."""
+def print_status(arguments: argparse.Namespace) -> Iterable[str]:
+    """Return one report."""
     settings = settings_of(arguments)
-    with DaemonSampler(settings) as sampler:
-        before = sampler.sample()
+    with sampling(settings) as sample:
+        before = sample()
         time.sleep(RATES_OVER_S)
-        report = make_report(before, sampler.sample(), settings, read_board())
-    if arguments.json:
-        print(json.dumps(asdict(report), indent=2))
-    else:
-        print(_printable("\n".join(screen(report))))
+        report = make_report(before, sample(), settings, read_board())
+    return answer(arguments, asdict(report), map(_printable, screen(report)))
 
 
 def _printable(text: str) -> str:
@@ -264,8 +261,8 @@ def run_top(arguments: argparse.Namespace) -> None:
         # The terminal is as before also after a SIGTERM.
         stack.enter_context(suppress(KeyboardInterrupt))
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        sampler = stack.enter_context(DaemonSampler(settings))
-        before = sampler.sample()
+        sample = stack.enter_context(sampling(settings))
+        before = sample()
         live = None
         if sys.stdout.isatty() and not as_json and os.environ.get("TERM") != "dumb":
             live = stack.enter_context(Live(screen=True, auto_refresh=False, redirect_stdout=False))
@@ -273,7 +270,7 @@ def run_top(arguments: argparse.Namespace) -> None:
         for _ in range(arguments.count or sys.maxsize):
             time.sleep(arguments.interval)
             try:
-                now = sampler.sample()
+                now = sample()
             except Unavailable as error:
                 lines = [f"{FAULT} {shown(line)}" for line in str(error).splitlines()]
                 text = json.dumps({"faults": str(error).splitlines()})

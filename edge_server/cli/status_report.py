@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,12 @@ from edge_server.inference.registry import UNLOADED
 from edge_server.process.disk import states_here
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from edge_server.api.http.scrape import Scrape
     from edge_server.board.board import Board
-    from edge_server.settings import Settings
+    from edge_server.settings import Metrics, Settings
 
 
 @dataclass(frozen=True)
@@ -47,75 +48,58 @@ class DaemonSample:
     faults: tuple[str, ...] = ()
 
 
-class DaemonSampler:
-    """Reads samples over one connection, which is made again after a restart of the daemon."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._client: DaemonClient | None = None
-        self._no_client = ""
+@contextmanager
+def sampling(settings: Settings) -> Iterator[Callable[[], DaemonSample]]:
+    """Yield what samples the daemon over one connection, which is made again after a restart."""
+    with ExitStack() as stack:
         try:
-            self._client = DaemonClient(settings.grpc)
+            client: DaemonClient | str = stack.enter_context(DaemonClient(settings.grpc))
         except SettingsError as error:
             # The metrics say much without it.
-            self._no_client = str(error)
+            client = str(error)
+        yield partial(_sample, settings.metrics, client)
 
-    def __enter__(self) -> DaemonSampler:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._client is not None:
-            self._client.__exit__(kind, error, trace)
+def _sample(section: Metrics, client: DaemonClient | str) -> DaemonSample:
+    """Return what the daemon reports now; of a `client` that cannot be made there is the reason.
 
-    def sample(self) -> DaemonSample:
-        """Return what the daemon reports now.
+    Raises:
+        Unavailable: it responds neither over gRPC nor with metrics; the text has the remedy.
+    """
+    faults = []
+    metrics = None
+    found: dict[str, Any] = {}
+    if section.enabled and section.port:
+        try:
+            metrics = scrape(section.host, section.port)
+        except Unavailable as error:
+            faults.append(str(error))
+    else:
+        faults.append("metrics are off: set enabled = true and a port in [metrics]")
+    if isinstance(client, str):
+        faults.append(client)
+    else:
+        try:
+            found["ready"] = client.is_ready()  # needs no token
+            found |= _over_grpc(client)
+        except EdgeServerError as error:
+            faults.append(f"gRPC at {client.target}: {error}")
+    if metrics is None and not found:
+        raise Unavailable("\n".join([*faults, REMEDY]))
+    return DaemonSample(time.monotonic(), metrics=metrics, faults=tuple(faults), **found)
 
-        Raises:
-            Unavailable: it responds neither over gRPC nor with metrics; the text has the remedy.
-        """
-        faults = []
-        metrics = None
-        found: dict[str, Any] = {}
-        client = self._client
-        section = self._settings.metrics
-        if section.enabled and section.port:
-            try:
-                metrics = scrape(section.host, section.port)
-            except Unavailable as error:
-                faults.append(str(error))
-        else:
-            faults.append("metrics are off: set enabled = true and a port in [metrics]")
-        if client is None:
-            faults.append(self._no_client)
-        else:
-            try:
-                found["ready"] = client.is_ready()  # needs no token
-                found |= self._over_grpc(client)
-            except EdgeServerError as error:
-                faults.append(f"gRPC at {client.target}: {error}")
-        if metrics is None and not found:
-            raise Unavailable("\n".join([*faults, REMEDY]))
-        return DaemonSample(time.monotonic(), metrics=metrics, faults=tuple(faults), **found)
 
-    def _over_grpc(self, client: DaemonClient) -> dict[str, Any]:
-        index = client.index()
-        loaded = {each.name for each in index if each.state == "READY"}
-        cameras = client.cameras()
-        return {
-            "index": index,
-            "statistics": client.statistics(),
-            "backends": {
-                name: str(config.backend or config.platform)
-                for name, config in ((name, client.config(name)) for name in loaded)
-            },
-            "cameras": cameras,
-            "lanes": {each.name: client.latest_lanes(each.name) for each in cameras},
-        }
+def _over_grpc(client: DaemonClient) -> dict[str, Any]:
+    index = client.index()
+    configs = {each.name: client.config(each.name) for each in index if each.state == "READY"}
+    cameras = client.cameras()
+    return {
+        "index": index,
+        "statistics": client.statistics(),
+        "backends": {name: str(each.backend or each.platform) for name, each in configs.items()},
+        "cameras": cameras,
+        "lanes": {each.name: client.latest_lanes(each.name) for each in cameras},
+    }
 
 
 @dataclass(frozen=True)

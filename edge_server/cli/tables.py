@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from edge_server.process.text import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    import argparse
+    from collections.abc import Collection, Iterable, Sequence
 
 UNKNOWN = "-"
 # Tables are not cut to the terminal: a name is whole in a pipe too.
@@ -18,6 +20,11 @@ _WIDEST = 10_000
 REFRESH_S = 0.5
 # Frames older than this do not count for the rate that is shown.
 _RATE_OVER_S = 3.0
+
+
+def answer(arguments: argparse.Namespace, value: object, lines: Iterable[str]) -> Iterable[str]:
+    """Return `value` as JSON where `--json` asks for it, and `lines` otherwise."""
+    return (json.dumps(value, indent=2),) if arguments.json else lines
 
 
 def table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:

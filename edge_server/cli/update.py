@@ -6,7 +6,6 @@ that RAUC calls), judge the system that booted (`commit`) and show what became o
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -19,13 +18,14 @@ import msgspec
 
 from edge_server.board.update import BootSlots, RecordFile, UpdateRecord
 from edge_server.cli.health import STABLE_S, Stability, faults_of, wait_until_healthy
+from edge_server.cli.tables import answer
 from edge_server.cli.verbs import OK, USAGE
 from edge_server.errors import EdgeServerError, Unavailable
 from edge_server.settings import read_settings
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from edge_server.board.update import Slot
 
@@ -193,8 +193,8 @@ def _device(arguments: argparse.Namespace) -> UpdatedDevice:
     return UpdatedDevice(BootSlots(arguments.root), record, boot_id, version("edge-server"))
 
 
-def show(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield what became of the last update."""
+def show(arguments: argparse.Namespace) -> Iterable[str]:
+    """Return what became of the last update."""
     file = RecordFile(arguments.state_directory)
     try:
         file.path.stat()
@@ -204,11 +204,9 @@ def show(arguments: argparse.Namespace) -> Iterator[str]:
         remedy = "run this as root" if isinstance(error, PermissionError) else "check the path"
         raise Unavailable(f"{file.path}: {error.strerror}; {remedy}") from error
     record = file.read()
-    if arguments.json:
-        yield json.dumps(msgspec.to_builtins(record), indent=2)
-    else:
-        at = f", slot {record.slot}" if record.slot else ""
-        yield f"{record.state}{at}{': ' if record.result else ''}{record.result}"
+    at = f", slot {record.slot}" if record.slot else ""
+    line = f"{record.state}{at}{': ' if record.result else ''}{record.result}"
+    return answer(arguments, msgspec.to_builtins(record), (line,))
 
 
 def commit(arguments: argparse.Namespace) -> Iterator[str]:

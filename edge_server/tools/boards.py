@@ -234,18 +234,6 @@ def _covered(views: Sequence[BoardView], width: int, height: int) -> float:
     return len({tuple(field) for field in fields.tolist()}) / 24
 
 
-@dataclass(frozen=True)
-class MeasuredMounting:
-    """A mounting from marks on the ground, and how well it explains them.
-
-    Attributes:
-        error_px: root mean square of the marks' reprojections.
-    """
-
-    mounting: Mounting
-    error_px: float
-
-
 def board_on_ground(
     view: BoardView, board: CalibrationBoard, x_m: float, y_m: float
 ) -> NDArray[np.float64]:
@@ -280,8 +268,9 @@ def board_on_ground(
 
 def measure_mounting(
     lens: Lens, pixels: NDArray[np.float64], ground: NDArray[np.float64]
-) -> MeasuredMounting:
-    """Return the mounting that shows ground points (N, 2), m, at pixels (N, 2).
+) -> tuple[Mounting, float]:
+    """Return the mounting that shows ground points (N, 2), m, at pixels (N, 2), and the root mean
+    square of their reprojections, px.
 
     Raises:
         SettingsError: there are too few marks, or no mounting explains them.
@@ -315,8 +304,7 @@ def measure_mounting(
     error_px = float(np.sqrt(np.mean(np.sum(residual**2, axis=1))))
     # A click is good to a pixel.
     pitch_std, yaw_std = _angle_stds(lens, mounting, ground, max(1.0, error_px))
-    mounting = replace(mounting, pitch_std_rad=pitch_std, yaw_std_rad=yaw_std)
-    return MeasuredMounting(mounting, error_px)
+    return replace(mounting, pitch_std_rad=pitch_std, yaw_std_rad=yaw_std), error_px
 
 
 def _angle_stds(

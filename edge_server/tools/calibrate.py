@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -99,17 +100,7 @@ def intrinsics(arguments: argparse.Namespace) -> Iterator[str]:
     for name, error_px in zip(names, result.errors_px, strict=True):
         yield f"{name}: {error_px:.3f} px"
     lens = result.lens
-    table = LensTable(
-        lens.kind,
-        lens.width,
-        lens.height,
-        lens.fx,
-        lens.fy,
-        lens.cx,
-        lens.cy,
-        lens.distortion,
-        result.error_px,
-    )
+    table = LensTable(**asdict(lens), reprojection_error_px=result.error_px)
     mounting = read_tables(arguments.output).mounting if arguments.output.exists() else None
     yield f"reprojection error {result.error_px:.3f} px, of {len(views)} views"
     std = "" if result.focal_std_px is None else f" +- {result.focal_std_px:.1f}"
@@ -214,9 +205,9 @@ def mounting(arguments: argparse.Namespace) -> Iterator[str]:
         pixels, ground = _marks(arguments)
         if arguments.picture is not None:
             lens = _scaled(CameraModel(lens, _LEVEL), read_picture(str(arguments.picture))).lens
-        measured = measure_mounting(lens, pixels, ground)
-        yield f"{len(pixels)} marks, reprojection error {measured.error_px:.2f} px"
-        table = _table_of(measured.mounting)
+        measured, error_px = measure_mounting(lens, pixels, ground)
+        yield f"{len(pixels)} marks, reprojection error {error_px:.2f} px"
+        table = _table_of(measured)
     elif arguments.height is not None:
         table = _given(tables.mounting, arguments)
     else:

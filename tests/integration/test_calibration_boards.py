@@ -69,7 +69,7 @@ def test_a_board_on_the_ground_gives_the_mounting() -> None:
     view = find_board("", picture, board)
     assert view is not None
     places = board_on_ground(view, board, 2.5, 0.9)
-    measured = measure_mounting(lens, view.corners.astype(np.float64), places).mounting
+    measured = measure_mounting(lens, view.corners.astype(np.float64), places)[0]
     assert measured.height_m == pytest.approx(1.45, abs=0.02)
     assert measured.pitch_rad == pytest.approx(np.radians(8.0), abs=np.radians(0.3))
     assert measured.yaw_rad == pytest.approx(model.mounting.yaw_rad, abs=np.radians(0.3))

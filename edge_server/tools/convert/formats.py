@@ -4,6 +4,7 @@ of the result."""
 from __future__ import annotations
 
 import platform
+import shlex
 import shutil
 import sys
 import zipfile
@@ -50,7 +51,7 @@ class FrameworkPackages:
 
     @property
     def pip_lines(self) -> list[str]:
-        return [f"pip install {' '.join(map(_quoted, line))}" for line in self.requirements]
+        return [f"pip install {shlex.join(line)}" for line in self.requirements]
 
 
 # So that the environment can be one of `[python] interpreters`, too.
@@ -134,10 +135,6 @@ def lacks(python: Path, modules: Sequence[str]) -> list[str]:
         return examined(str(python), modules)[1]
     except (OSError, ChildFailed) as error:
         raise SettingsError(f"--python {python}: is no Python that starts: {error}") from error
-
-
-def _quoted(text: str) -> str:
-    return f"'{text}'" if "<" in text or ">" in text else text
 
 
 _TENSORFLOW = "tensorflow_models"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -174,14 +175,6 @@ def _branch(scene: RoadScene, rng: np.random.Generator, *, joins: bool) -> RoadS
     return replace(scene, roadside=place, branches=(*scene.branches, branch))
 
 
-def _fork(scene: RoadScene, rng: np.random.Generator) -> RoadScene:
-    return _branch(scene, rng, joins=False)
-
-
-def _merge(scene: RoadScene, rng: np.random.Generator) -> RoadScene:
-    return _branch(scene, rng, joins=True)
-
-
 def _crest(scene: RoadScene, rng: np.random.Generator) -> RoadScene:
     course = replace(
         scene.course,
@@ -293,8 +286,8 @@ VARIANTS: dict[str, Vary] = {
     "missing": _missing,
     "dots": _dots,
     "double": _double,
-    "fork": _fork,
-    "merge": _merge,
+    "fork": partial(_branch, joins=False),
+    "merge": partial(_branch, joins=True),
     "crest": _crest,
     "bend": _bend,
     "left": _left,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from edge_server.cameras.frame import Frame
-from edge_server.cli.cameras import facts_of, list_cameras, measure
+from edge_server.cli.cameras import facts_of, measure, plugged_in
 from edge_server.cli.main import run_command
 from edge_server.errors import SourceError
 from edge_server.pixels import Colour, ColourMatrix, ColourRange, Image, PixelFormat
@@ -132,15 +133,17 @@ def test_a_picture_of_another_format_is_refused_before_the_camera_is_read(
 
 
 def test_cameras_that_are_not_there_are_listed_as_none(tmp_path: Path) -> None:
-    assert next(iter(list_cameras(tmp_path))).startswith(f"no camera in {tmp_path}")
-    report = json.loads("".join(list_cameras(tmp_path, as_json=True)))
+    assert next(iter(plugged_in(Namespace(json=False), tmp_path))).startswith(
+        f"no camera in {tmp_path}"
+    )
+    report = json.loads("".join(plugged_in(Namespace(json=True), tmp_path)))
     assert report["cameras"] == []
     assert "FFmpeg" in report["readers"]["opencv"]["backends"]
 
 
 def test_a_device_that_is_no_camera_is_a_fault_of_the_list(tmp_path: Path) -> None:
     (tmp_path / "video0").touch()
-    assert f"fault: {tmp_path}/video0: " in "\n".join(list_cameras(tmp_path))
+    assert f"fault: {tmp_path}/video0: " in "\n".join(plugged_in(Namespace(json=False), tmp_path))
 
 
 def test_a_camera_flag_without_a_name_shows_no_password(capsys: pytest.CaptureFixture[str]) -> None:
