@@ -14,10 +14,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 from edge_server.backends import find_backend
 from edge_server.backends.contract import STANDALONE, LoadContext, Prepares, interrupt, no_progress
 from edge_server.board.resources import control_groups, read_memory, read_number, read_text
-from edge_server.errors import ModelLoadError
+from edge_server.errors import ModelLoadError, NoRoom
 from edge_server.gpu.device import Devices
 from edge_server.inference.scheduling import RUN_TIMEOUT_S, Scheduling
-from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure, TooLittleMemory
+from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure
 from edge_server.lifecycle.model_validation import validate
 from edge_server.model_config.files import CONFIG_NAME, CONFIGS_DIRECTORY, reading
 from edge_server.model_config.parse import FRAMEWORK_BACKENDS, PROCESS_BACKENDS
@@ -77,13 +77,10 @@ class MemoryBudget:
         grown: Collection[int] = (),
         running: int = 0,
     ) -> None:
-        """Raises TooLittleMemory where there is not enough for what `needed_bytes` counts."""
+        """Raises NoRoom where there is not enough for what `needed_bytes` counts."""
         needed = needed_bytes(model_spec, versions, grown, running)
         if reason := self._shortage(needed):
-            raise TooLittleMemory(f"model '{model_spec.name}': {reason}", needed)
-
-    def has(self, needed_bytes: int) -> bool:
-        return not self._shortage(needed_bytes)
+            raise NoRoom(f"model '{model_spec.name}': {reason}", lambda: not self._shortage(needed))
 
     def _shortage(self, needed_bytes: int) -> str:
         available = available_bytes(self._root)

@@ -54,15 +54,18 @@ class Outcome(NamedTuple):
 
 class Retry:
     """When a load or a copy is tried again; the pauses grow.
-    Attributes: needs_bytes: the memory that the last load lacked; 0 if it lacked none."""
+    Attributes: has_room: see `LoadFailure`."""
 
     def __init__(self, now: float) -> None:
-        self.needs_bytes = 0
+        self.has_room: Callable[[], bool] = lambda: True
         self._pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self.pause(now)
 
     def pause(self, now: float) -> None:
         self.not_before = now + self._pauses.next_s()
+
+    def is_due(self, now: float) -> bool:
+        return now >= self.not_before and self.has_room()
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,7 +431,7 @@ class ModelRecord:
         if it `passes`; if it `served`, it served last and nothing serves now."""
         again, delivery = self.again, self.delivery
         if again is not None and again.copy is copy and again.retry is not None:
-            again.retry.needs_bytes = failure.needed_bytes
+            again.retry.has_room = failure.has_room
             self.again = again if passes else None
         if not (isinstance(delivery, Loading) and delivery.copy is copy):
             return  # a newer delivery came
@@ -438,7 +441,7 @@ class ModelRecord:
         retry = None
         if passes:
             retry = (delivery.was and delivery.was.retry) or Retry(now)
-            retry.needs_bytes = failure.needed_bytes
+            retry.has_room = failure.has_room
         self.delivery = Waiting(copy, failure.reason, retry, failure.misfit, served)
 
     def does_not_fit(self, copy: StagedModel, reason: str) -> None:

@@ -18,7 +18,7 @@ from edge_server.errors import (
     InternalError,
     InvalidRequest,
     ModelConfigError,
-    Unavailable,
+    NoRoom,
 )
 from edge_server.inference.registry import close_model
 from edge_server.model_config.completion import complete, configurations, missing_device
@@ -29,7 +29,7 @@ from edge_server.process.text import as_utf8, is_utf8
 from edge_server.repository.scan import DEEPEST, MOST_FILES, fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from edge_server.inference.canary_monitor import CanaryMonitor
     from edge_server.inference.registry import LoadedModel
@@ -259,14 +259,6 @@ class LoadedVersions:
             close_model(model)
 
 
-class TooLittleMemory(Unavailable):
-    """A load was refused; `needed_bytes` must be available before the next one."""
-
-    def __init__(self, text: str, needed_bytes: int) -> None:
-        super().__init__(text)
-        self.needed_bytes = needed_bytes
-
-
 @dataclass(frozen=True)
 class LoadFailure:
     """The failure of one model's load; `version` is 0 if it is of no single one. A `misfit` was
@@ -289,9 +281,9 @@ class LoadFailure:
         return LoadFailure(InternalError(text), version, model_spec)
 
     @property
-    def needed_bytes(self) -> int:
-        """The memory that the load lacked; 0 if it lacked none."""
-        return self.error.needed_bytes if isinstance(self.error, TooLittleMemory) else 0
+    def has_room(self) -> Callable[[], bool]:
+        """Returns whether there is the room that the load lacked; true if it lacked none."""
+        return self.error.has_room if isinstance(self.error, NoRoom) else lambda: True
 
     @property
     def reason(self) -> str:

@@ -209,15 +209,14 @@ class Updates:
 
     A change that cannot be staged or loaded leaves the serving versions as they are, with the
     reason on the index. Three failures are retried without a change of the files: something that
-    the board lacks now (memory, also of the GPU); a store that could not copy the model (a full
-    disk); and a model that served before the daemon started and now fails for a reason that may
-    pass, until a version serves."""
+    the board lacks now (memory, also of the GPU, or space on a disk); a store that could not copy
+    the model (a full disk); and a model that served before the daemon started and now fails for a
+    reason that may pass, until a version serves."""
 
     def __init__(self, loader: RepositoryLoader, deployments: Deployments) -> None:
         self._loader = loader
         self._table = deployments
         self._store = deployments.store
-        self._budget = loader.lifecycle.build.budget
         self._slot = threading.Semaphore()
         self._closed = False
 
@@ -300,18 +299,16 @@ class Updates:
         self._table.report()
 
     def retry(self, now: float) -> set[str]:
-        """Start the load retries that are due at `now` (`time.monotonic()`) and for which there is
-        enough memory; return the models to stage again, after a full or failing disk. The pause
-        before the next retry of each of these models grows."""
+        """Start the load retries that are due at `now` (`time.monotonic()`); return the models to
+        stage again, after a full or failing disk. The pause before the next retry of each of these
+        models grows."""
         with self._table.lock:
             # What served last comes first.
             failed = [(r, each) for r in self._table for each in (r.again, r.delivery)]
         to_stage = set()
         for record, each in failed:
             retry = each.retry if isinstance(each, Waiting | Uncopied) else None
-            if retry is None or now < retry.not_before:
-                continue
-            if self._budget is not None and not self._budget.has(retry.needs_bytes):
+            if retry is None or not retry.is_due(now):
                 continue
             with self._table.lock:
                 if each not in (record.again, record.delivery):

@@ -22,7 +22,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_server.board.installation import remedy
-from edge_server.errors import ModelConfigError, ModelLoadError
+from edge_server.errors import ModelConfigError, ModelLoadError, NoRoom
 from edge_server.model_config.files import reading
 from edge_server.process.child import ChildFailed, examined
 from edge_server.process.disk import (
@@ -115,7 +115,7 @@ def environment_of(
 ) -> Environment:
     """Return the environment of the model whose version `directory` is; an archive is unpacked
     where that has not been done. Raises ModelConfigError where it is for another Python, or cannot
-    be read; ModelLoadError without room to unpack it; GivenUp."""
+    be read; NoRoom where the disk has too little for it; GivenUp."""
     if given := config.parameters.get(EXECUTION_ENV_PATH):
         path = Path(given.replace(_OF_THE_MODEL, str(directory.parent.resolve())))
         where = f"model '{config.name}': parameters: {EXECUTION_ENV_PATH}: {path}"
@@ -216,7 +216,9 @@ def _unpack(archive: Path, directory: Path, where: str) -> None:
     """A program of its own does it: an archive has many small files, and Python's lock is held for
     each of them."""
     command = ["nice", "tar", "-x", "--no-same-owner", "-f", str(archive), "-C", str(directory)]
-    floor = floor_bytes(directory)
+    parent, room = directory.parent, _room_bytes(directory)
+    if room < (least := archive.stat().st_size):
+        raise _no_room(parent, where, least)
     # A short archive may have any number of faults, and unpack to more than the disk has.
     with ExitStack() as stack:
         said = stack.enter_context(TemporaryFile(dir=directory))
@@ -226,11 +228,9 @@ def _unpack(archive: Path, directory: Path, where: str) -> None:
         stack.callback(process.kill)
         while process.poll() is None:
             require_wanted()
-            if (left := free_bytes(directory)) < floor:
-                raise ModelLoadError(
-                    f"{where}: cannot be unpacked: the disk of {directory.parent} has {left} bytes "
-                    f"left, of which {floor} stay free; make room there, or bring less"
-                )
+            if _room_bytes(directory) < 0:
+                # Space that comes and goes must not let it be written again and again.
+                raise _no_room(parent, where, room + room // 8)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_S)
         said.seek(0)
@@ -240,3 +240,21 @@ def _unpack(archive: Path, directory: Path, where: str) -> None:
         faults = (line for line in lines if not line.startswith(_NO_FAULT))
         first = next(faults, f"tar ended with code {process.returncode}")
         raise ModelConfigError(f"{where}: cannot be unpacked: {first}; make it with conda-pack")
+
+
+def _room_bytes(directory: Path) -> int:
+    return free_bytes(directory) - floor_bytes(directory)
+
+
+def _no_room(parent: Path, where: str, needed_bytes: int) -> NoRoom:
+    def has_room() -> bool:
+        with suppress(OSError):
+            return _room_bytes(parent) >= needed_bytes
+        return True  # the next attempt says what is wrong
+
+    left = free_bytes(parent)
+    return NoRoom(
+        f"{where}: cannot be unpacked: the disk of {parent} has {left} bytes left, of which "
+        f"{floor_bytes(parent)} stay free; make room there, or bring less",
+        has_room,
+    )

@@ -14,10 +14,15 @@ import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.python import environments
+from edge_server.errors import NoRoom
+from edge_server.model_config.config import ModelConfig
 from edge_server.settings import Python
 
 if TYPE_CHECKING:
@@ -152,6 +157,30 @@ def test_an_archive_that_would_fill_the_disk_is_left(
     monkeypatch.setattr(environments, "free_bytes", lambda _: 5)
     assert "has 5 bytes left, of which" in failure(serve_closed(m=model))
     assert not list((state / "environments").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("free", "needed"), [((3, 3), "archive"), ((80_000, -1, -1), 90_000)], ids=["begin", "amid"]
+)
+def test_an_archive_without_room_waits_until_there_is_more_than_it_found(
+    write: Serve,
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: tuple[int, ...],
+    needed: int | str,
+) -> None:
+    text = path_parameter("$$TRITON_MODEL_DIRECTORY/env.tar.gz")
+    directory = write(m=(text, IMPORTS)) / "m"
+    conda_pack(directory / "env.tar.gz")
+    config = ModelConfig.of(text_format.Parse(f'name: "m" {text}', pb.ModelConfig()))
+    if isinstance(needed, str):
+        needed = (directory / "env.tar.gz").stat().st_size
+    monkeypatch.setattr(environments, "floor_bytes", lambda _: 0)
+    monkeypatch.setattr(environments, "free_bytes", Mock(side_effect=[*free, needed - 1, needed]))
+    with pytest.raises(NoRoom) as caught:
+        environments.environment_of(directory / "1", config, environments.Interpreter())
+    assert not list((state / "environments").iterdir())
+    assert [caught.value.has_room() for _ in range(2)] == [False, True]
 
 
 def test_of_an_archive_with_faults_the_first_one_is_named(
