@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -12,39 +13,32 @@ import cv2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support.waiting import wait_until
 
+from edge_server.backends import BACKENDS
+from edge_server.backends.contract import TensorModel
 from edge_server.daemon.daemon import Daemon
 from edge_server.settings import read_settings
+from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from edge_server.backends.contract import LoadContext, Tensors
+    from edge_server.cameras.camera import Camera
     from edge_server.lanes.types import LaneFrame
+    from edge_server.model_config.config import ModelConfig
+    from edge_server.model_config.files import ModelFiles
 
 MODELS = Path(__file__).parents[2] / "models"
 PATIENCE_S = 120.0
 
-# A run takes as long however many frames are in it.
-NETWORK = """
-import time
-import numpy
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep(RUN_S)
-        lanes = [
-            pb_utils.Tensor("lane_points", numpy.full((1, 1, 72, 2), 100, numpy.float32)),
-            pb_utils.Tensor("lane_scores", numpy.ones((1, 1), numpy.float32)),
-        ]
-        return [pb_utils.InferenceResponse(lanes) for _ in requests]
-"""
 LANES = """
 output { name: "lane_points" data_type: TYPE_FP32 dims: [ -1, 72, 2 ] }
 output { name: "lane_scores" data_type: TYPE_FP32 dims: -1 }
 """
 NETWORK_CONFIG = f"""
-backend: "python" input {{ name: "input" data_type: TYPE_FP32 dims: [ 3, 360, 640 ] }} {LANES}
+backend: "waiting" input {{ name: "input" data_type: TYPE_FP32 dims: [ 3, 360, 640 ] }} {LANES}
 """
 ROAD = f"""
 platform: "ensemble" max_batch_size: 1
@@ -70,11 +64,43 @@ def _pictures(folder: Path, width: int) -> Path:
     return folder
 
 
-class Drive:
-    """A daemon in this process whose cameras offer more frames than the network can take: where
-    `rows` run at once, each of four cameras has one by the end of a run, on a busy machine too."""
+class WaitingNetwork:
+    """A backend whose runs end once every camera has its next frame: cameras that offer more than
+    the network takes, on a machine of any speed.
 
-    def __init__(self, folder: Path, rows: int, *cameras: str) -> None:
+    Attributes:
+        cameras: those that are waited for.
+        expected: set where the next run that has begun also waits until a client's request is
+            queued behind it.
+        queued: returns whether it is.
+    """
+
+    def __init__(self) -> None:
+        self.cameras: list[Camera] = []
+        self.expected = threading.Event()
+        self.queued: Callable[[], bool] = lambda: True
+
+    def complete(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
+        return config
+
+    def load(self, context: LoadContext) -> TensorModel:
+        return TensorModel(self._run)
+
+    def _run(self, inputs: Tensors, outputs: frozenset[str]) -> Tensors:
+        for camera in self.cameras:
+            camera.wait_for_frame(PATIENCE_S)
+        if self.expected.is_set():
+            wait_until(self.queued, PATIENCE_S)
+            self.expected.clear()
+        rows = inputs["input"].shape[0]
+        points, scores = np.full((rows, 1, 72, 2), 100, np.float32), np.ones((rows, 1), np.float32)
+        return {"lane_points": Tensor(points), "lane_scores": Tensor(scores)}
+
+
+class Drive:
+    """A daemon in this process whose cameras offer more frames than the network can take."""
+
+    def __init__(self, folder: Path, network: WaitingNetwork, rows: int, *cameras: str) -> None:
         models = folder / "models"
         for name, config in (
             ("network", f"max_batch_size: {rows} {NETWORK_CONFIG}"),
@@ -84,8 +110,6 @@ class Drive:
             (models / name / "config.pbtxt").write_text(
                 config + "dynamic_batching { }" * (name == "network" and rows > 1)
             )
-        run_s = 0.05 if rows == 1 else 0.25
-        (models / "network/1/model.py").write_text(f"RUN_S = {run_s}\n{NETWORK}")
         shutil.copytree(MODELS / "lane_preprocess", models / "lane_preprocess")
         settings = folder / "config.toml"
         settings.write_text(
@@ -103,11 +127,18 @@ class Drive:
         self._more = threading.Condition()
         self.daemon = Daemon(read_settings(settings, {}), [self._note])
         self.daemon.start(threading.Event())
+        network.cameras = [pipeline.camera for pipeline in self.daemon.pipelines]
+        network.queued = self._is_queued
 
     def _note(self, lane_frame: LaneFrame, _: object) -> None:
         with self._more:
             self.lanes[lane_frame.camera] += bool(lane_frame.lanes)
             self._more.notify_all()
+
+    def _is_queued(self) -> bool:
+        """Whether more requests wait for the network than the cameras have turns for."""
+        network = self.daemon.data_plane.find("network", "")
+        return network.scheduler.pending() >= self.daemon.pipelines[0]._shares.limit
 
     def shares(self, count: int) -> list[int]:
         """The lanes of each camera, once the least served one has got `count` from now on."""
@@ -120,11 +151,19 @@ class Drive:
 
 
 @pytest.fixture
-def drive(tmp_path: Path) -> Iterator[Callable[..., Drive]]:
+def network(monkeypatch: pytest.MonkeyPatch) -> WaitingNetwork:
+    backend = WaitingNetwork()
+    monkeypatch.setitem(BACKENDS, "waiting", "edge_server_waiting_network")
+    monkeypatch.setitem(sys.modules, "edge_server_waiting_network", backend)
+    return backend
+
+
+@pytest.fixture
+def drive(tmp_path: Path, network: WaitingNetwork) -> Iterator[Callable[..., Drive]]:
     made: list[Drive] = []
 
     def make(rows: int, *cameras: str) -> Drive:
-        made.append(Drive(tmp_path, rows, *cameras))
+        made.append(Drive(tmp_path, network, rows, *cameras))
         return made[-1]
 
     yield make
@@ -148,7 +187,7 @@ def test_a_camera_of_priority_3_gets_three_times_the_lanes(drive: Callable[..., 
 
 
 def test_a_client_is_served_beside_cameras_that_keep_the_model_busy(
-    drive: Callable[..., Drive],
+    drive: Callable[..., Drive], network: WaitingNetwork
 ) -> None:
     daemon = drive(1, *[""] * 4)
     daemon.shares(1)
@@ -158,6 +197,7 @@ def test_a_client_is_served_beside_cameras_that_keep_the_model_busy(
         client.infer("road", [image])
         daemon.lanes.clear()
         for _ in range(10):
+            network.expected.set()
             client.infer("road", [image], client_timeout=PATIENCE_S)
         # Every fourth run would be 30; the cameras' frames of before count, too.
         assert daemon.lanes.total() < 60
@@ -166,7 +206,10 @@ def test_a_client_is_served_beside_cameras_that_keep_the_model_busy(
 
 def test_frames_of_several_cameras_and_sizes_run_in_one_batch(drive: Callable[..., Drive]) -> None:
     daemon = drive(4, *[""] * 4)
-    daemon.shares(10)
     with triton.InferenceServerClient(f"127.0.0.1:{daemon.daemon.grpc_port}") as client:
-        (network,) = client.get_inference_statistics("network").model_stats
-    assert network.inference_count > 1.5 * network.execution_count
+
+        def has_batches() -> bool:
+            (network,) = client.get_inference_statistics("network").model_stats
+            return network.inference_count > 1.5 * network.execution_count
+
+        wait_until(has_batches, PATIENCE_S)  # at the start they take turns
