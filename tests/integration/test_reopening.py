@@ -16,31 +16,44 @@ from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.mqtt.outbox import Wake
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from support.live_cameras.started import LiveCameras
 
 
-def port_watch(host: str, port: int) -> ReturnWatch:
-    return ReturnWatch(PortProbe(host, port))
+class Watch:
+    """A `ReturnWatch` whose looks are all due, and which has looked so often."""
+
+    def __init__(self, is_there: Callable[[], bool | None]) -> None:
+        self.watch, self.looks = ReturnWatch(self._look), 0
+        self._is_there = is_there
+
+    def _look(self) -> bool | None:
+        there = self._is_there()
+        self.looks += there is not None
+        return there
+
+    def is_back(self) -> bool:
+        return self.watch.look(self.watch.due)
+
+    def never_back(self, looks: int = 4) -> bool:
+        """Look so often; return whether no look said that the camera is back."""
+        found: list[bool] = []
+        wait_until(lambda: found.append(self.is_back()) or self.looks >= looks)
+        return not any(found)
 
 
-def looks(watch: ReturnWatch, for_s: float, until: bool = True) -> bool:
-    """Look whenever it is due; return whether a look said that the camera is back."""
-    end = time.monotonic() + for_s
-    while (now := time.monotonic()) < end:
-        if watch.look(now) and until:
-            return True
-        time.sleep(max(0.0, min(watch.due, end) - time.monotonic()))
-    return False
+def port_watch(host: str, port: int) -> Watch:
+    return Watch(PortProbe(host, port))
 
 
 def test_a_port_that_opens_again_is_seen() -> None:
     (port,) = free_ports(1)
     watch = port_watch("localhost", port)
-    assert not looks(watch, 1.0)
+    assert watch.never_back()
     with socket.create_server(("127.0.0.1", port)):
-        assert looks(watch, TIMEOUT_S)
+        wait_until(watch.is_back)
 
 
 def test_the_watch_holds_where_a_process_has_more_than_1024_descriptors() -> None:
@@ -51,7 +64,7 @@ def test_the_watch_holds_where_a_process_has_more_than_1024_descriptors() -> Non
         for _ in range(1100):
             stack.enter_context(socket.socket())
         watch = port_watch("127.0.0.1", free_ports(1)[0])
-        assert not looks(watch, 1.0)
+        assert watch.never_back()
         wake = Wake()
         wake.ring()
         wake.wait(TIMEOUT_S)
@@ -61,7 +74,7 @@ def test_the_watch_holds_where_a_process_has_more_than_1024_descriptors() -> Non
 def test_a_port_that_was_open_all_the_time_is_not_back() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         watch = port_watch("127.0.0.1", server.getsockname()[1])
-        assert not looks(watch, 1.0)
+        assert watch.never_back()
 
 
 def test_a_host_that_drops_every_packet_or_is_unknown_holds_nobody(
@@ -71,8 +84,8 @@ def test_a_host_that_drops_every_packet_or_is_unknown_holds_nobody(
 
         def takes_no_time(host: str = host, port: int = port) -> bool:
             watch, begun = port_watch(host, port), time.monotonic()
-            for step in range(30):
-                watch.look(begun + step)
+            for _ in range(30):
+                watch.is_back()
             return time.monotonic() - begun < 1.0
 
         wait_until(takes_no_time)  # a busy machine is slow now and then
@@ -81,6 +94,6 @@ def test_a_host_that_drops_every_packet_or_is_unknown_holds_nobody(
 def test_a_device_that_is_plugged_in_again_is_seen(tmp_path: Path) -> None:
     device = tmp_path / "video0"
     watch = watch_device(parse_source_uri(f"v4l2://{device}"))
-    assert not looks(watch, 0.5)
+    assert not any(watch.look(watch.due) for _ in range(4))
     device.touch()
-    assert looks(watch, TIMEOUT_S)
+    assert watch.look(watch.due)
