@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Run, Tensors
 
+# On a busy machine a frame may be old when its turn comes: of a pipeline whose test is about
+# something else.
+OF_ANY_AGE_MS = 60_000
 LANES = np.full((1, 2, 72, 2), -2, np.float32)
 LANES[0, 0, 10:20] = 100
 LANES[0, 1, 5] = 7  # a single point is no lane

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from support.waiting import TIMEOUT_S, wait_until
-from unit.pipeline.given_lanes import GivenLanes, data_plane
+from unit.pipeline.given_lanes import OF_ANY_AGE_MS, GivenLanes, data_plane
 from unit.pipeline.test_pipeline import OneCamera
 
 from edge_server.board.board import Identity
@@ -88,6 +88,7 @@ class Given:
             lane_model,
             [lambda lane_frame, _: self.lanes.append(lane_frame)],
             networks=self.networks,
+            max_age_ms=OF_ANY_AGE_MS,
         )
 
     def give(self, *frames: Frame) -> None:
@@ -97,7 +98,8 @@ class Given:
 
 
 def of(number: int, **section: Any) -> NetworkSection:
-    return NetworkSection(f"net{number}", **section)
+    """On a busy machine a frame is old when its turn comes."""
+    return NetworkSection(f"net{number}", **{"deadline_ms": 10_000, **section})
 
 
 def nv12(number: int) -> Frame:
@@ -150,7 +152,7 @@ def test_a_frame_is_converted_once_for_all_networks(
         return converted(image, pixel_format)
 
     monkeypatch.setattr(colour, "converted", counted)
-    given = Given(*[of(n, deadline_ms=10_000) for n in range(count)])
+    given = Given(*[of(n) for n in range(count)])
     for number in range(3):
         given.give(nv12(number))
         for network in given.networks:
@@ -209,7 +211,7 @@ def test_networks_run_one_at_a_time_and_in_proportion_to_their_priorities() -> N
 
 
 def test_an_old_frame_is_not_given_to_the_network_and_an_old_result_is_stale() -> None:
-    given = Given(of(0, deadline_ms=10_000))
+    given = Given(of(0))
     (network,) = given.networks
     given.give(nv12(0))
     lanes, frame = network._waiting
@@ -342,7 +344,7 @@ def shadow(
     """A shadow that saw so many frames, its model's counts, and what it published."""
     plane = data_plane(RoadLanes(), networks={"candidate": (LANES, run)})
     found: list[NetworkFrame] = []
-    section = NetworkSection("candidate", shadow_of="lanes")
+    section = NetworkSection("candidate", shadow_of="lanes", deadline_ms=10_000)
     network = NetworkPipeline(
         "front",
         "new",
@@ -354,7 +356,9 @@ def shadow(
         recorder=recorder,
     )
     camera = OneCamera()
-    pipeline = LanePipeline(camera, plane, "lane_detection", [], networks=[network])
+    pipeline = LanePipeline(
+        camera, plane, "lane_detection", [], networks=[network], max_age_ms=OF_ANY_AGE_MS
+    )
     network.validate(live=False)
     for number in range(frames):
         camera._frames.append(Frame.arrived(number, Image.of_bgr(np.zeros((90, 160, 3), np.uint8))))

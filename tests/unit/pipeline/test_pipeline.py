@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from unit.pipeline.given_lanes import LANES, GivenLanes, data_plane, frame
+from unit.pipeline.given_lanes import LANES, OF_ANY_AGE_MS, GivenLanes, data_plane, frame
 
 from edge_server.board.board import Identity
 from edge_server.cameras.calibration import Calibration
@@ -24,7 +24,7 @@ from edge_server.inference.data_plane import MODEL_STUCK_S, DataPlane
 from edge_server.inference.registry import ModelRegistry
 from edge_server.pipeline import messages
 from edge_server.pipeline.fair_shares import FairShares
-from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, MAX_AGE_MS, LanePipeline
+from edge_server.pipeline.lane_pipeline import FRAME_DEADLINE_S, LanePipeline
 from edge_server.pixels import Image
 from edge_server.process.logs import SAME_LINES, LineLimits
 from edge_server.requests import InferRequest
@@ -64,12 +64,8 @@ class OneCamera:
         return self._frames.pop(0) if self._frames else None
 
 
-# On a busy machine the last of many frames is old when its turn comes.
-OF_ANY_AGE_MS = 60_000
-
-
 def pipeline(
-    model: GivenLanes, *frames: Frame, rows: int = 72, max_age_ms: int = MAX_AGE_MS
+    model: GivenLanes, *frames: Frame, rows: int = 72, max_age_ms: int = OF_ANY_AGE_MS
 ) -> tuple[LanePipeline, list[LaneFrame]]:
     delivered: list[LaneFrame] = []
     listeners = [lambda lane_frame, _frame: delivered.append(lane_frame)]
@@ -125,6 +121,7 @@ def test_a_recording_in_lockstep_waits_for_what_its_listeners_hold() -> None:
         "lane_detection",
         [lambda lane_frame, _frame: delivered.append(lane_frame)],
         holds=[lambda _: False, lambda name: name in holding],
+        max_age_ms=OF_ANY_AGE_MS,
     )
     loop.worker.ask_to_stop()  # so that no tick waits
     camera.lockstep = True
@@ -182,7 +179,7 @@ def test_a_model_that_fails_every_other_frame_logs_lines_that_fold(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = GivenLanes()
-    loop, _ = pipeline(model, *(frame(n) for n in range(40)), max_age_ms=OF_ANY_AGE_MS)
+    loop, _ = pipeline(model, *(frame(n) for n in range(40)))
     limits = LineLimits(logging.NullHandler(), lambda: 0.0)
     with caplog.at_level(logging.INFO, "edge_server.pipeline.lane_pipeline"):
         for n in range(40):
@@ -303,11 +300,13 @@ def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loo
         "lane_detection",
         [lambda lane_frame, _frame: delivered.append(lane_frame) if lane_frame.lanes else None],
         frame_deadline_s=0.05,
+        max_age_ms=OF_ANY_AGE_MS,
     )
     loop.tick(0.0)
     assert (loop.failed_frames, delivered) == (1, [])
     model.let_go.set()
     client.join(60)
+    loop._frame_deadline_s = FRAME_DEADLINE_S
     loop.tick(0.0)
     assert [lane_frame.frame_id for lane_frame in delivered] == [1]
 
@@ -439,6 +438,7 @@ def test_the_newest_frame_is_taken_when_the_camera_s_turn_begins() -> None:
         "lane_detection",
         [lambda lane_frame, _frame: delivered.append(lane_frame)],
         shares=shares,
+        max_age_ms=OF_ANY_AGE_MS,
     )
     loop.tick(0.0)  # its turn does not come
     camera._frames[:] = [frame(7)]
@@ -572,6 +572,7 @@ def test_who_follows_the_road_learns_where_it_is_not_seen_and_that_the_loop_ends
         "lane_detection",
         [],
         road=road,
+        max_age_ms=OF_ANY_AGE_MS,
     )
     loop.tick(0.0)
     camera_of(loop).become(CameraState.FROZEN, "frozen", "the picture stands")
@@ -601,7 +602,7 @@ def test_a_model_that_does_not_respond_is_reported_after_a_second_and_every_seco
             return super().run(inputs, outputs)
 
     began, over = threading.Event(), threading.Event()
-    loop, delivered = pipeline(Hanging(), frame(41), max_age_ms=10**9)
+    loop, delivered = pipeline(Hanging(), frame(41))
     thread = threading.Thread(target=loop.tick, args=(0.0,))
     thread.start()
     began.wait()
@@ -634,7 +635,7 @@ def test_a_camera_whose_model_is_busy_with_another_one_is_reported() -> None:
         "lane_detection",
         [lambda lane_frame, _: delivered.append(lane_frame)],
         shares=shares,
-        max_age_ms=10**9,
+        max_age_ms=OF_ANY_AGE_MS,
     )
     loop.tick(0.0)
     assert delivered == []
