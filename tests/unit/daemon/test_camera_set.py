@@ -82,8 +82,7 @@ class Devices:
         self.both = threading.Barrier(2)
 
     def open_beside(self, uri: SourceUri, options: SourceOptions) -> Source:
-        # Half of what the daemon waits for the first frames.
-        self.both.wait(1.0)
+        self.both.wait(WAIT_S)
         return self.open(uri, options)
 
     def open(self, uri: SourceUri, options: SourceOptions) -> Source:
@@ -191,7 +190,9 @@ def test_a_camera_whose_settings_stay_the_same_loses_no_frame(drive: Drive) -> N
     assert front.failed_frames == front.camera.reconnects == 0
 
 
-def test_cameras_are_opened_at_once() -> None:
+def test_cameras_are_opened_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Longer than the one that is opened waits for the other.
+    monkeypatch.setattr(camera_set, "_FIRST_FRAMES_S", 2 * WAIT_S)
     drive = Drive(front=section("beside://0"), rear=section("beside://1"))
     try:
         assert not drive.devices.both.broken
