@@ -289,8 +289,18 @@ def test_what_the_daemon_records_on_request_it_plays_as_a_camera(
         f'[cameras.front]\nuri = "synthetic://road?seed=7&fps=10"\ncalibration = "{calibration}"\n'
     )
     process = start("--config", str(config))
-    response = call(process, "Record", pb.RecordRequest(cause="test", after_s=2), pb.RecordResponse)
-    path = recordings / response.file
+
+    def recorded() -> Path | None:
+        """The file, once its pictures are enough; each request prolongs it."""
+        request = pb.RecordRequest(cause="test", after_s=2)
+        try:
+            file = call(process, "Record", request, pb.RecordResponse).file
+            enough = len(content(recordings / f"{file}{PART}").images) >= 5
+        except (grpc.RpcError, FileNotFoundError):  # no frame has come, or the file is complete
+            return None
+        return recordings / file if enough else None
+
+    path = wait_until(recorded, PATIENCE_S, otherwise=process.log.read_text)
     wait_until(path.exists, PATIENCE_S, otherwise=process.log.read_text)
     assert process.terminate() == 0
     assert is_whole(path)
