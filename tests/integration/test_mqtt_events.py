@@ -339,7 +339,7 @@ def check(subscriber: Subscriber, each: Device, memory_bytes: int) -> None:
 
 
 FULL = """
-import sys, time
+import sys
 from pathlib import Path
 from edge_server.pipeline.event_log import EventLog
 sys.path[:0] = sys.argv[3:]
@@ -350,7 +350,7 @@ mqtt = msgspec.json.decode(sys.argv[1], type=Mqtt)
 each = Device(mqtt, Path(sys.argv[2]))
 each.start()
 each.put(10)
-time.sleep(1)
+sys.stdin.readline()
 ballast = open(sys.argv[2] + "/ballast", "wb", buffering=0)
 try:
     while True:
@@ -391,6 +391,9 @@ def test_no_event_is_lost_where_the_disk_is_full(
         assert daemon.stdin is not None
         assert daemon.stdout is not None
         assert daemon.stderr is not None
+        subscriber.wait_for(10)
+        daemon.stdin.write("\n")
+        daemon.stdin.flush()
         assert daemon.stdout.readline() == "full\n", daemon.stderr.read()
         subscriber.wait_for(510)
         daemon.stdin.write("\n")
