@@ -122,9 +122,13 @@ def test_a_daemon_that_is_not_there_yet_is_waited_for_and_each_fault_has_its_rea
     assert (found.code, found.healthy, found.unmet) == (0, True, {}), found.err
 
     mosquitto.kill()
-    wait_until(lambda: device.health("camera:front", "mqtt").unmet, TIMEOUT_S)
-    found = device.health("camera:front", "mqtt")
-    assert (found.code, found.unmet) == (69, {"mqtt": "no connection to the broker"})
+
+    def without_broker() -> Health | None:
+        found = device.health("camera:front", "mqtt")
+        # On a busy machine the camera is late now and then.
+        return found if found.unmet == {"mqtt": "no connection to the broker"} else None
+
+    assert wait_until(without_broker, TIMEOUT_S).code == 69
     assert device.health("model:lane_detection").code == 0
 
     unknown = device.health("camera:rear", wait_s=30)
