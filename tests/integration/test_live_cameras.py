@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 import socket
 import struct
 import subprocess
@@ -50,17 +49,6 @@ AWKWARD = "q8Zr@:/#%?[]&+ é"
 # more now and then.
 NOTICED_S = 3.0
 OK = ("FRAME_STATUS_OK", "FRAME_STATUS_STALE")
-
-
-# It is of no version of GStreamer, and so left out: what follows in a GstPluginDesc is not read.
-SLOW_PLUGIN = """
-#include <unistd.h>
-static struct { int major, minor; const char *name, *more[16]; } description = { 0, 0, "slow" };
-void *gst_plugin_slow_get_desc(void) {
-    while (access("%s", F_OK)) usleep(50000);
-    return &description;
-}
-"""
 
 
 @pytest.fixture(params=["opencv", pytest.param("gstreamer", marks=pytest.mark.gstreamer)])
@@ -211,18 +199,19 @@ def test_a_gstreamer_that_loads_slowly_is_a_state_and_no_fault(
     appliance: Callable[..., Appliance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GStreamer's real search for plugins, of which it has no list; a simulation makes it slow:
-    one among them that describes itself once the test lets it go."""
-    if shutil.which("gcc") is None:
-        pytest.skip("no gcc here: the plugin that loads slowly is compiled with it")
-    let_go = tmp_path / "let_go"
-    slow = tmp_path / "plugins" / "libgstslow.so"
-    slow.parent.mkdir()
-    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", slow]
-    subprocess.run(command, input=SLOW_PLUGIN % let_go, text=True, check=True)
+    PyGObject waits until the test lets it go."""
+    let_go = tmp_path / "let go"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time, gi\n"
+        "require = gi.require_version\n"
+        "def slowly(*arguments):\n"
+        f"    while not os.path.exists({str(let_go)!r}):\n"
+        "        time.sleep(0.1)\n"
+        "    require(*arguments)\n"
+        "gi.require_version = slowly\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("GST_REGISTRY", str(tmp_path / "cache" / "gstreamer.bin"))
-    monkeypatch.setenv("GST_PLUGIN_PATH", str(slow.parent))
-    # For the program that it starts otherwise, it waits ten seconds.
-    monkeypatch.setenv("GST_REGISTRY_FORK", "no")
     snow = "gst:videotestsrc is-live=true pattern=snow ! video/x-raw,width=640,height=360"
     it = appliance({"front": snow})  # the daemon is ready
     it.subscriber.wait(
