@@ -7,7 +7,6 @@
     ├── InvalidRequest       the caller sent a request that can never succeed
     ├── NotFound             no model, version, or region of that name
     ├── Unavailable          exists, but cannot respond now (loading, stopping, queue full)
-    │   └── NoRoom             a load lacks memory, or space on a disk
     ├── Unsupported          a valid request for a feature that this server does not offer
     ├── AlreadyExists        a region of that name is registered already
     ├── OutOfRange           a place that a record has not reached
@@ -30,10 +29,7 @@ An error names its cause, never its report: status codes are chosen in `api`, ex
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import NamedTuple
 
 
 class EdgeServerError(Exception):
@@ -66,18 +62,6 @@ class NotFound(EdgeServerError):
 
 class Unavailable(EdgeServerError):
     """The model or region exists but cannot respond now."""
-
-
-class NoRoom(Unavailable):
-    """A load lacks memory, or space on a disk.
-
-    Attributes:
-        has_room: returns whether the next attempt is worth while; takes no time.
-    """
-
-    def __init__(self, text: str, has_room: Callable[[], bool]) -> None:
-        super().__init__(text)
-        self.has_room = has_room
 
 
 class Unsupported(EdgeServerError):

@@ -51,6 +51,18 @@ ProgressCallback = Callable[[str], None]
 CopyDirection = Literal["to_host", "to_device"]
 
 
+class NoRoom(Unavailable):
+    """A load lacks memory, or space on a disk.
+
+    Attributes:
+        has_room: returns whether the next attempt is worth while; takes no time.
+    """
+
+    def __init__(self, text: str, has_room: Callable[[], bool]) -> None:
+        super().__init__(text)
+        self.has_room = has_room
+
+
 class Copied(Protocol):
     """Counts the bytes of one copy of a tensor between host and device."""
 

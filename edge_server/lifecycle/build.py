@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import STANDALONE, LoadContext, Prepares, interrupt, no_progress
+from edge_server.backends.contract import (
+    STANDALONE,
+    LoadContext,
+    NoRoom,
+    Prepares,
+    interrupt,
+    no_progress,
+)
 from edge_server.board.resources import control_groups, read_memory, read_number, read_text
-from edge_server.errors import ModelLoadError, NoRoom
+from edge_server.errors import ModelLoadError
 from edge_server.gpu.device import Devices
 from edge_server.inference.scheduling import RUN_TIMEOUT_S, Scheduling
 from edge_server.lifecycle.model_spec import LoadedVersions, LoadFailure

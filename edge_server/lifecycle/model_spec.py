@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import BACKENDS, missing_library
+from edge_server.backends.contract import NoRoom
 from edge_server.errors import (
     EdgeServerError,
     InternalError,
     InvalidRequest,
     ModelConfigError,
-    NoRoom,
 )
 from edge_server.inference.registry import close_model
 from edge_server.model_config.completion import complete, configurations, missing_device

@@ -21,8 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, NamedTuple
 
+from edge_server.backends.contract import NoRoom
 from edge_server.board.installation import remedy
-from edge_server.errors import ModelConfigError, ModelLoadError, NoRoom
+from edge_server.errors import ModelConfigError, ModelLoadError
 from edge_server.model_config.files import reading
 from edge_server.process.child import ChildFailed, examined
 from edge_server.process.disk import (

@@ -20,8 +20,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
+from edge_server.backends.contract import NoRoom
 from edge_server.backends.python import environments
-from edge_server.errors import NoRoom
 from edge_server.model_config.config import ModelConfig
 from edge_server.settings import Python
 
