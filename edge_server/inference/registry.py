@@ -19,7 +19,7 @@ from edge_server.process.threads import side_by_side, start_thread
 from edge_server.requests import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from edge_server.backends.contract import MemoryKind, Model, ModelMetric
     from edge_server.inference.statistics import ModelStatistics
@@ -212,19 +212,26 @@ class ModelEntry:
 
 
 class Snapshot:
-    """All model entries at one moment. Immutable; safe to read from any thread."""
+    """All model entries at one moment. Immutable; safe to read from any thread.
+
+    Attributes:
+        models: the loaded ones.
+        leases: how many there are on it, which its `registry` counts.
+    """
 
     def __init__(
         self,
         entries: Mapping[tuple[str, int], ModelEntry],
-        keep: Callable[[Snapshot], RetainedSnapshot] | None = None,
+        registry: ModelRegistry | None = None,
     ) -> None:
-        self._keep = keep
+        self._registry = registry
+        self.leases = 0
         self.entries = MappingProxyType(dict(sorted(entries.items())))
         by_name: dict[str, dict[int, ModelEntry]] = {}
         for (name, version), entry in self.entries.items():
             by_name.setdefault(name, {})[version] = entry
         self._by_name = by_name
+        self.models = [e.loaded for e in self.entries.values() if e.loaded]
         # The highest READY version by name.
         self._latest = {e.name: e.loaded for e in self.entries.values() if e.loaded}
 
@@ -256,7 +263,7 @@ class Snapshot:
 
     def retain(self) -> RetainedSnapshot | None:
         """Keep the models open beyond the caller's own lease; None where they are never closed."""
-        return None if self._keep is None else self._keep(self)
+        return None if self._registry is None else self._registry.lease(self)
 
     def find(self, name: str, version: str = "") -> LoadedModel:
         """Return the loaded model; an empty version means the highest READY one. Raises NotFound,
@@ -383,27 +390,18 @@ class ModelRegistry:
         self.failed_start = False
         self.lock = threading.Lock()
         self._none_left = threading.Condition(self.lock)
-        self._current = _PinnedSnapshot(Snapshot({}))
-        self._superseded: list[_PinnedSnapshot] = []
+        self.snapshot = Snapshot({}, self)
+        self._superseded: list[Snapshot] = []
         self._leaving: dict[int, ModelEntry] = {}
         self._to_close: list[LoadedModel] = []
         self._closing = 0
 
-    @property
-    def snapshot(self) -> Snapshot:
-        return self._current.snapshot
-
-    def lease(self) -> Lease:
+    def lease(self, snapshot: Snapshot | None = None) -> Lease:
+        """Lease the current snapshot, or once more one that is leased."""
         with self.lock:
-            current = self._current
-            current.leases += 1
-        return Lease(self, current, current.snapshot)
-
-    def _keep(self, snapshot: Snapshot) -> Lease:
-        with self.lock:
-            pinned = next(p for p in (self._current, *self._superseded) if p.snapshot is snapshot)
-            pinned.leases += 1
-        return Lease(self, pinned, snapshot)
+            leased = snapshot or self.snapshot
+            leased.leases += 1
+        return Lease(self, leased)
 
     def release(self) -> None:
         """Close the models that only superseded snapshots without a lease name; under the lock."""
@@ -420,7 +418,7 @@ class ModelRegistry:
     def models_in_use(self) -> list[LoadedModel]:
         """The models of the current snapshot and of superseded, still leased ones."""
         with self.lock:
-            models = {id(m): m for p in (self._current, *self._superseded) for m in p.models}
+            models = {id(m): m for s in (self.snapshot, *self._superseded) for m in s.models}
         return list(models.values())
 
     def replace(self, name: str, entries: Sequence[ModelEntry]) -> None:
@@ -433,7 +431,7 @@ class ModelRegistry:
         new = {(e.name, e.version): e for entries in changes.values() for e in entries}
         with self.lock:
             entries = {}
-            for key, old in self._current.snapshot.entries.items():
+            for key, old in self.snapshot.entries.items():
                 if key[0] not in changes or old.state is ModelState.UNLOADING:
                     entries[key] = old
                 elif old.loaded is not None and key not in new:
@@ -444,7 +442,7 @@ class ModelRegistry:
     def give_reason(self, name: str, reason: str) -> None:
         """Set the reason of the READY and LOADING entries of model `name`; change nothing else."""
         with self.lock:
-            entries = self._current.snapshot.entries
+            entries = self.snapshot.entries
             reasoned = {
                 key: replace(entry, reason=reason)
                 for key, entry in entries.items()
@@ -458,9 +456,8 @@ class ModelRegistry:
         """
         with self.lock:
             self._leaving.clear()
-            self._current.is_superseded = True
-            self._superseded.append(self._current)
-            self._current = _PinnedSnapshot(Snapshot({}))
+            self._superseded.append(self.snapshot)
+            self.snapshot = Snapshot({}, self)
             released = [*self._to_close, *self._released()]
             self._to_close = []
             self._closing += 1
@@ -483,26 +480,23 @@ class ModelRegistry:
             )
 
     def _supersede(self, entries: Entries) -> None:
-        self._current.is_superseded = True
-        self._superseded.append(self._current)
-        self._current = _PinnedSnapshot(Snapshot(entries, self._keep))
+        self._superseded.append(self.snapshot)
+        self.snapshot = Snapshot(entries, self)
         self.release()
 
     def _released(self) -> list[LoadedModel]:
         """Drop superseded snapshots without a lease and return the models only they named."""
-        dead = [pinned for pinned in self._superseded if pinned.leases == 0]
+        dead = [each for each in self._superseded if each.leases == 0]
         if not dead:
             return []
-        self._superseded = [pinned for pinned in self._superseded if pinned.leases > 0]
-        alive = {id(m) for pinned in (self._current, *self._superseded) for m in pinned.models}
-        return list(
-            {id(m): m for pinned in dead for m in pinned.models if id(m) not in alive}.values()
-        )
+        self._superseded = [each for each in self._superseded if each.leases > 0]
+        alive = {id(m) for each in (self.snapshot, *self._superseded) for m in each.models}
+        return list({id(m): m for each in dead for m in each.models if id(m) not in alive}.values())
 
     def _close(self, models: Sequence[LoadedModel]) -> None:
         side_by_side([partial(close_model, model) for model in models], "close-model")
         with self.lock:
-            entries = dict(self._current.snapshot.entries)
+            entries = dict(self.snapshot.entries)
             for model in models:
                 gone = self._leaving.pop(id(model), None)
                 # The version may have been loaded anew meanwhile.
@@ -527,8 +521,8 @@ class Lease(msgspec.Struct, eq=False):
     """The right to use one snapshot, from any thread, until `release` or the end of a `with`."""
 
     registry: ModelRegistry
-    pinned: _PinnedSnapshot | None
     snapshot: Snapshot
+    over: bool = False
 
     def __enter__(self) -> Snapshot:
         return self.snapshot
@@ -536,20 +530,12 @@ class Lease(msgspec.Struct, eq=False):
     def release(self, *_: object) -> None:
         """End the lease; further calls have no effect."""
         with self.registry.lock:
-            pinned, self.pinned = self.pinned, None
-            if pinned is None:
+            if self.over:
                 return
-            pinned.leases -= 1
+            self.over = True
+            self.snapshot.leases -= 1
             # The writer that superseded this snapshot left its closing to the last lease.
-            if pinned.is_superseded:
+            if self.snapshot is not self.registry.snapshot:
                 self.registry.release()
 
     __exit__ = release
-
-
-class _PinnedSnapshot:
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        self.models = [e.loaded for e in snapshot.entries.values() if e.loaded]
-        self.leases = 0
-        self.is_superseded = False
