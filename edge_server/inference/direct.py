@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,7 @@ from edge_server.model_config.parse import PROCESS_BACKENDS
 from edge_server.process.threads import run_parallel, side_by_side
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from edge_server.backends.contract import Instance, Model
     from edge_server.inference.execution import Executor
@@ -39,9 +38,51 @@ _STARTS_AT_ONCE = 4
 _TOO_LATE = "the request's deadline passed before an instance was idle"
 
 
+class ExpectedWait:
+    """Refuses at once a request whose response would come too late.
+
+    Without this check a first-come queue serves no request in time once the load exceeds the
+    throughput: the model works for callers who have gone.
+
+    The forecast is the rest of the current run, the runs of the requests before it, `together` in
+    each, and its own. A request without a deadline, an urgent one, or one that finds an instance
+    idle is never refused, so that quick runs correct what slow runs have taught. No lock is
+    needed."""
+
+    def __init__(self, instances: int, together: int = 1) -> None:
+        self._instances = max(1, instances)
+        self._together = max(1, together)
+        self.runs_s: deque[float] = deque(maxlen=_RUNS)
+
+    def check(self, request: InferRequest, *, ahead: int, running_s: float, now: float) -> None:
+        """Return where `request` may join the queue behind `ahead` others; raise DeadlineExceeded
+        where its deadline has passed already, Unavailable where the response would come after
+        it."""
+        if request.deadline is None:
+            return
+        left_s = request.deadline - now
+        if left_s <= 0:
+            raise DeadlineExceeded("the request's deadline passed before it was begun")
+        runs_s = sorted(self.runs_s)
+        if not runs_s or request.urgent or not (ahead or running_s):
+            return
+        run_s = runs_s[len(runs_s) // 2]
+        rest_s = max(0.0, run_s - running_s) if running_s else 0.0
+        runs = ahead // self._together / self._instances + 1
+        if rest_s + runs * run_s > _FORESEEN * left_s:
+            raise Unavailable(
+                f"{request.log_prefix}Exceeds maximum queue size: behind {ahead} others it would "
+                "have no response before its deadline"
+            )
+
+
 class InstancePool:
     """Lends each instance to one caller at a time: urgent callers before the others, but every
-    fourth run is one of the others' who wait. A `limiter` decides which may run, and when."""
+    fourth run is one of the others' who wait. A `limiter` decides which may run, and when.
+
+    Attributes:
+        expected: the forecast, from how long the instances were lent.
+    """
 
     def __init__(
         self,
@@ -49,7 +90,9 @@ class InstancePool:
         passive: Sequence[Instance] = (),
         limiter: RateLimiter | None = None,
         shares: Sequence[Share] = (),
+        together: int = 1,
     ) -> None:
+        self.expected = ExpectedWait(len(instances), together)
         self._instances = tuple(instances)
         self._by_id = {id(instance): instance for instance in instances}
         self._passive = tuple(passive)
@@ -71,7 +114,8 @@ class InstancePool:
     @staticmethod
     def of(config: ModelConfig, model: Model, limiter: RateLimiter | None = None) -> InstancePool:
         """Create all instances of the configuration, or raise and close those that were made."""
-        return _pool_of(_make(config, model, limiter), limiter)
+        together = config.max_batch_size if config.dynamic_batching is not None else 1
+        return _pool_of(_make(config, model, limiter), limiter, together)
 
     @staticmethod
     def each_of(
@@ -104,6 +148,7 @@ class InstancePool:
         return since
 
     def running_s(self, now: float) -> float:
+        """For how long the oldest run lasts; 0 while an instance is idle."""
         return 0.0 if self._idle else max(0.0, now - self.running_since())
 
     def close(self) -> None:
@@ -118,17 +163,18 @@ class InstancePool:
         urgent: bool,
         deadline: float | None,
         cancellation: Cancellation | None = None,
-        expect: Callable[..., None] | None = None,
+        request: InferRequest | None = None,
     ) -> Instance:
         """Lend an idle instance to the caller until `give_back`; wait for one until `deadline`.
 
-        Args: expect: `ExpectedWait.check` of a request, called before a wait until a deadline.
+        Args: request: what it is for, where that is one request; refused where the forecast says
+            that it would wait too long.
 
-        Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`."""
+        Raises: DeadlineExceeded, Cancelled: see `Waiter.wait`; Unavailable: see `ExpectedWait`."""
         now = time.monotonic()
         if deadline is not None and (now >= deadline or self._limited or not self._idle):
-            if expect is not None:
-                expect(ahead=self.waiting(), running_s=self.running_s(now), now=now)
+            if request is not None:
+                self.check(request, self.waiting(), now)
             if now >= deadline:
                 raise DeadlineExceeded(_TOO_LATE)
         with self._lock:
@@ -142,9 +188,12 @@ class InstancePool:
         self._started_at[id(instance)] = now
         return instance
 
-    def give_back(self, instance: Instance) -> float:
-        """Return how long the instance was lent, in s."""
-        ran_s = time.monotonic() - self._started_at.pop(id(instance))
+    def check(self, request: InferRequest, ahead: int, now: float) -> None:
+        """See `ExpectedWait.check`."""
+        self.expected.check(request, ahead=ahead, running_s=self.running_s(now), now=now)
+
+    def give_back(self, instance: Instance) -> None:
+        self.expected.runs_s.append(time.monotonic() - self._started_at.pop(id(instance)))
         if self._limiter is not None:
             self._limiter.give_back(self._share_of[id(instance)])
         with self._lock:
@@ -153,7 +202,6 @@ class InstancePool:
             else:
                 self._urgent_in_a_row = 0
                 self._idle.append(instance)
-        return ran_s
 
     def _wait(
         self, urgent: bool, deadline: float | None, cancellation: Cancellation | None
@@ -243,7 +291,7 @@ def _make(config: ModelConfig, model: Model, limiter: RateLimiter | None) -> lis
     return [made[index] for index in range(len(wanted))]
 
 
-def _pool_of(made: Sequence[_Made], limiter: RateLimiter | None) -> InstancePool:
+def _pool_of(made: Sequence[_Made], limiter: RateLimiter | None, together: int = 1) -> InstancePool:
     running = [each for each in made if not each.passive]
     passive = [each for each in made if each.passive]
     return InstancePool(
@@ -251,45 +299,8 @@ def _pool_of(made: Sequence[_Made], limiter: RateLimiter | None) -> InstancePool
         [each.instance for each in passive],
         limiter,
         [each.share for each in (*running, *passive) if each.share is not None],
+        together,
     )
-
-
-class ExpectedWait:
-    """Refuses at once a request whose response would come too late.
-
-    Without this check a first-come queue serves no request in time once the load exceeds the
-    throughput: the model works for callers who have gone.
-
-    The forecast is the rest of the current run, the runs of the requests before it, `together` in
-    each, and its own. A request without a deadline, an urgent one, or one that finds an instance
-    idle is never refused, so that quick runs correct what slow runs have taught. No lock is
-    needed."""
-
-    def __init__(self, instances: int, together: int = 1) -> None:
-        self._instances = max(1, instances)
-        self._together = max(1, together)
-        self.runs_s: deque[float] = deque(maxlen=_RUNS)
-
-    def check(self, request: InferRequest, *, ahead: int, running_s: float, now: float) -> None:
-        """Return where `request` may join the queue behind `ahead` others; raise DeadlineExceeded
-        where its deadline has passed already, Unavailable where the response would come after
-        it."""
-        if request.deadline is None:
-            return
-        left_s = request.deadline - now
-        if left_s <= 0:
-            raise DeadlineExceeded("the request's deadline passed before it was begun")
-        runs_s = sorted(self.runs_s)
-        if not runs_s or request.urgent or not (ahead or running_s):
-            return
-        run_s = runs_s[len(runs_s) // 2]
-        rest_s = max(0.0, run_s - running_s) if running_s else 0.0
-        runs = ahead // self._together / self._instances + 1
-        if rest_s + runs * run_s > _FORESEEN * left_s:
-            raise Unavailable(
-                f"{request.log_prefix}Exceeds maximum queue size: behind {ahead} others it would "
-                "have no response before its deadline"
-            )
 
 
 class DirectScheduler(Submits):
@@ -298,43 +309,40 @@ class DirectScheduler(Submits):
     def __init__(self, executor: Executor, pool: InstancePool) -> None:
         self._executor = executor
         self._pool = pool
-        self._expected_wait = ExpectedWait(len(pool))
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._executor.config.decoupled:
             return super().infer(request, snapshot)
         job = self._executor.job(request, snapshot)
         try:
-            instance = self._pool.take(
-                urgent=request.urgent,
-                deadline=request.deadline,
-                cancellation=request.cancellation,
-                expect=partial(self._expected_wait.check, request),
-            )
+            instance = self._lend(request)
         except EdgeServerError as error:
             self._executor.count_failure(job, error)
             raise
         try:
             return self._executor.infer(instance, job)
         finally:
-            self._expected_wait.runs_s.append(self._pool.give_back(instance))
+            self._pool.give_back(instance)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = self._executor.job(request, snapshot, respond)
         try:
-            instance = self._pool.take(
-                urgent=request.urgent,
-                deadline=request.deadline,
-                cancellation=request.cancellation,
-                expect=partial(self._expected_wait.check, request),
-            )
+            instance = self._lend(request)
         except EdgeServerError as error:
             self._executor.refuse(job, error)
             return
         try:
             self._executor.run(instance, (job,))
         finally:
-            self._expected_wait.runs_s.append(self._pool.give_back(instance))
+            self._pool.give_back(instance)
+
+    def _lend(self, request: InferRequest) -> Instance:
+        return self._pool.take(
+            urgent=request.urgent,
+            deadline=request.deadline,
+            cancellation=request.cancellation,
+            request=request,
+        )
 
     def pending(self) -> int:
         return self._pool.waiting()

@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from edge_server.errors import DeadlineExceeded, EdgeServerError, InternalError, Unavailable
-from edge_server.inference.direct import DirectScheduler, ExpectedWait
+from edge_server.inference.direct import DirectScheduler
 from edge_server.inference.execution import Job, stopping
 from edge_server.inference.line import MOST_WAITING
 from edge_server.inference.registry import Submits
@@ -252,7 +252,6 @@ class DynamicBatchScheduler(Submits):
         self._pool = pool
         self._rule = BatchRule(config, batching)
         self._queue = PolicyQueue(batching)
-        self._expected_wait = ExpectedWait(len(pool), config.max_batch_size)
         self._order = OrderedResponses() if batching.preserve_ordering else None
         lock = threading.Lock()
         self._work = threading.Condition(lock)
@@ -327,9 +326,8 @@ class DynamicBatchScheduler(Submits):
         if self._closed:
             return stopping(job.request)
         try:
-            now = time.monotonic()
-            ahead, running_s = self._queue.ahead_of(job.request), self._pool.running_s(now)
-            self._expected_wait.check(job.request, ahead=ahead, running_s=running_s, now=now)
+            ahead = self._queue.ahead_of(job.request)
+            self._pool.check(job.request, ahead, time.monotonic())
             self._queue.add(job, job.queued_at_ns)
         except (DeadlineExceeded, Unavailable) as error:
             return error
@@ -378,9 +376,7 @@ class DynamicBatchScheduler(Submits):
                         self._work.notify()
             self._refuse(refused)
             if jobs:
-                began = time.monotonic()
                 self._executor.run(instance, jobs)
-                self._expected_wait.runs_s.append(time.monotonic() - began)
         finally:
             if instance is not None:
                 self._pool.give_back(instance)
