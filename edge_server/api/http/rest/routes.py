@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -158,26 +159,21 @@ async def _on_thread(api: RestApi, function: Callable[..., Any], *arguments: Any
     future: asyncio.Future[Any] = loop.create_future()
 
     def work() -> None:
-        result: Any = None
-        failure: BaseException | None = None
+        give: Callable[[], None]
         try:
-            result = function(*arguments)
+            give = partial(future.set_result, function(*arguments))
         except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
-            failure = error
+            give = partial(future.set_exception, error)
         with suppress(RuntimeError):  # the server has stopped, and nobody waits any more
-            loop.call_soon_threadsafe(_give, future, result, failure)
+            loop.call_soon_threadsafe(_settle, future, give)
 
     api.threads.submit(work)
     return await future
 
 
-def _give(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():  # nobody waits any more
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+def _settle(future: asyncio.Future[Any], give: Callable[[], None]) -> None:
+    if not future.done():  # else nobody waits any more
+        give()
 
 
 class _AsIs(Response):
