@@ -26,7 +26,7 @@ from lane_frame_schema import definitions
 from msgspec import inspect as types
 
 from edge_server.api.http.metric_table import TABLE
-from edge_server.api.http.metrics import ModelMetrics
+from edge_server.api.http.metrics import model_metrics
 from edge_server.api.http.sources import Sources
 from edge_server.board.board import JETPACKS
 from edge_server.cli.commands import COMMANDS
@@ -355,7 +355,7 @@ def _nv() -> Iterator[tuple[str, str, str, str, str]]:
     loaded = LoadedModel(nothing, 1, idle, ModelStatistics())
     entry = ModelEntry("m", 1, ModelState.READY, loaded=loaded)
     sources = Sources("", lambda: [entry], [], LaneLatency())
-    for family in ModelMetrics(sources).collect():
+    for family in model_metrics(sources):
         labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})
         unit = {"us": "microseconds", "secs": "seconds"}.get(family.name.rpartition("_")[2], "")
         kind = "counter" if family.type == "unknown" else family.type

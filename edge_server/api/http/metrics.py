@@ -41,9 +41,8 @@ from edge_server.model_config.parse import FIRST_RESPONSE
 from edge_server.process.text import as_utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from prometheus_client.registry import Collector
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
@@ -121,51 +120,44 @@ LOAD_DURATION = "nv_model_load_duration_secs"
 PENDING = "nv_inference_pending_request_count"
 
 
-class ModelMetrics:
-    """A Collector of prometheus_client.
+def model_metrics(sources: Sources) -> Iterator[Metric]:
+    """Yield Triton's metrics of models.
 
-    The metrics are typed `unknown`, since OpenMetrics allows no counter without `_total` in its
-    name; `Exposition` writes the type into Prometheus' own format, which allows it.
+    They are typed `unknown`, since OpenMetrics allows no counter without `_total` in its name;
+    `Exposition` writes the type into Prometheus' own format, which allows it.
     """
-
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-
-    def collect(self) -> Iterator[Metric]:
-        loaded = [
-            ({"model": entry.name, "version": str(entry.version)}, entry.loaded)
-            for entry in self._sources.models()
-            if entry.loaded
-        ]
-        loaded = [({**labels, **model.statistics.tags}, model) for labels, model in loaded]
-        counted = [(labels, model.statistics.counts()) for labels, model in loaded]
-        cached = [each for each, (_, m) in zip(counted, loaded, strict=True) if m.statistics.cached]
-        totals = all(model.statistics.kept.counters for _, model in loaded)
-        for name, (text, path) in COUNTERS.items():
-            of_cache = name.startswith(_OF_CACHE)
-            if (not totals and (of_cache or name in _LATENCIES)) or (of_cache and not cached):
-                continue
-            metric = Metric(name, text, "unknown")
-            unit = _US if name in _LATENCIES else 1
-            for labels, counts in cached if of_cache else counted:
-                metric.add_sample(name, labels, attrgetter(path)(counts) * unit)
-            yield metric
-        metric = Metric(FAILURES, "Number of failed inference requests, all batch sizes", "unknown")
-        for labels, counts in counted:
-            for reason in FailureReason:
-                metric.add_sample(
-                    FAILURES, {**labels, "reason": reason.value}, counts.failures[reason]
-                )
+    loaded = [
+        ({"model": entry.name, "version": str(entry.version)}, entry.loaded)
+        for entry in sources.models()
+        if entry.loaded
+    ]
+    loaded = [({**labels, **model.statistics.tags}, model) for labels, model in loaded]
+    counted = [(labels, model.statistics.counts()) for labels, model in loaded]
+    cached = [each for each, (_, m) in zip(counted, loaded, strict=True) if m.statistics.cached]
+    totals = all(model.statistics.kept.counters for _, model in loaded)
+    for name, (text, path) in COUNTERS.items():
+        of_cache = name.startswith(_OF_CACHE)
+        if (not totals and (of_cache or name in _LATENCIES)) or (of_cache and not cached):
+            continue
+        metric = Metric(name, text, "unknown")
+        unit = _US if name in _LATENCIES else 1
+        for labels, counts in cached if of_cache else counted:
+            metric.add_sample(name, labels, attrgetter(path)(counts) * unit)
         yield metric
-        waiting = GaugeMetricFamily(PENDING, "Number of requests that wait to be executed")
-        for labels, model in loaded:
-            waiting.add_sample(PENDING, labels, model.scheduler.pending())
-        yield waiting
-        load = GaugeMetricFamily(LOAD_DURATION, "Model load time in seconds")
-        for labels, model in loaded:
-            load.add_sample(LOAD_DURATION, labels, model.load_s)
-        yield load
-        yield from _distributions([(labels, model.statistics) for labels, model in loaded])
+    metric = Metric(FAILURES, "Number of failed inference requests, all batch sizes", "unknown")
+    for labels, counts in counted:
+        for reason in FailureReason:
+            metric.add_sample(FAILURES, {**labels, "reason": reason.value}, counts.failures[reason])
+    yield metric
+    waiting = GaugeMetricFamily(PENDING, "Number of requests that wait to be executed")
+    for labels, model in loaded:
+        waiting.add_sample(PENDING, labels, model.scheduler.pending())
+    yield waiting
+    load = GaugeMetricFamily(LOAD_DURATION, "Model load time in seconds")
+    for labels, model in loaded:
+        load.add_sample(LOAD_DURATION, labels, model.load_s)
+    yield load
+    yield from _distributions([(labels, model.statistics) for labels, model in loaded])
 
 
 def _distributions(
@@ -204,20 +196,19 @@ def _distributions(
 
 
 class CustomMetrics:
-    """A Collector of prometheus_client.
+    """The metrics that models define.
 
-    Metrics have only the labels that the model gives them, as in Triton. Counters and histograms of
+    They have only the labels that the model gives them, as in Triton. Counters and histograms of
     one name and equal labels are added up (two versions, two models); of such gauges the later one
     is exported, and of two metrics of one name but different kinds, the first.
     """
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(self) -> None:
         self._unlike: set[str] = set()
 
-    def collect(self) -> Iterator[Metric]:
+    def read(self, sources: Sources) -> Iterator[Metric]:
         families: dict[str, dict[tuple[tuple[str, str], ...], ModelMetric]] = {}
-        for entry in self._sources.models():
+        for entry in sources.models():
             if entry.loaded is None:
                 continue
             for metric in entry.loaded.metrics():
@@ -257,7 +248,7 @@ def _family(name: str, metrics: dict[tuple[tuple[str, str], ...], ModelMetric]) 
     first = next(iter(metrics.values()))
     family = Metric(name, first.description, first.kind)
     if first.kind == "counter":
-        # `unknown` for the reason that ModelMetrics gives; else the family's name has no `_total`.
+        # `unknown` as in `model_metrics`; else the family's name has no `_total`.
         base = name.removesuffix("_total")
         family = Metric(base, first.description, "unknown" if base == name else "counter")
     for labels, metric in metrics.items():
@@ -360,8 +351,8 @@ class Exposition:
 
     def __init__(self, sources: Sources) -> None:
         self._registry = CollectorRegistry()
-        for collector in (ModelMetrics, ApplianceMetrics, CustomMetrics):
-            self._registry.register(_Utf8(collector(sources)))
+        readers = (model_metrics, _daemon, _models, _cameras, _board, CustomMetrics().read)
+        self._registry.register(Collector(sources, *readers))
         ProcessCollector(registry=self._registry)
 
     def write(self, accept: str) -> tuple[bytes, str]:
@@ -379,20 +370,23 @@ def _plain(written: re.Match[bytes]) -> bytes:
     return b"%d" % number if number.is_integer() else written[0]
 
 
-class _Utf8:
-    """A collector whose labels and descriptions every format can carry; see `as_utf8`."""
+class Collector:
+    """A Collector of prometheus_client: what each of `readers` yields of `sources`, in labels and
+    descriptions that every format can carry; see `as_utf8`."""
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
+    def __init__(self, sources: Sources, *readers: Callable[[Sources], Iterator[Metric]]) -> None:
+        self._sources = sources
+        self._readers = readers
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._collector.collect():
-            metric.documentation = as_utf8(metric.documentation)
-            metric.samples = [
-                sample._replace(labels={k: as_utf8(v) for k, v in sample.labels.items()})
-                for sample in metric.samples
-            ]
-            yield metric
+        for read in self._readers:
+            for metric in read(self._sources):
+                metric.documentation = as_utf8(metric.documentation)
+                metric.samples = [
+                    sample._replace(labels={k: as_utf8(v) for k, v in sample.labels.items()})
+                    for sample in metric.samples
+                ]
+                yield metric
 
 
 def _daemon(sources: Sources) -> Iterator[Metric]:
@@ -524,17 +518,6 @@ def _cameras(sources: Sources) -> Iterator[Metric]:
     )
     yield from histogram("edge_stage_latency_seconds", latency.stages())
     yield from histogram("edge_end_to_end_latency_seconds", latency.end_to_end())
-
-
-class ApplianceMetrics:
-    """A Collector of prometheus_client."""
-
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-
-    def collect(self) -> Iterator[Metric]:
-        for read in (_daemon, _models, _cameras, _board):
-            yield from read(self._sources)
 
 
 def metrics_routes(sources: Sources, rules: AccessRules | None = None) -> Sequence[BaseRoute]:

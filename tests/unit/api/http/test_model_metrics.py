@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from edge_server.api.http.metrics import CustomMetrics, ModelMetrics
+from edge_server.api.http.metrics import Collector, CustomMetrics, model_metrics
 from edge_server.backends.contract import ModelMetric, Phases
 from edge_server.inference.statistics import LatencyMetrics, ModelStatistics
 
@@ -25,7 +25,7 @@ def registry(**models: list[ModelMetric]) -> CollectorRegistry:
     ]
     made = CollectorRegistry()
     sources = SimpleNamespace(models=lambda: entries)
-    made.register(CustomMetrics(sources))
+    made.register(Collector(sources, CustomMetrics().read))
     return made
 
 
@@ -95,7 +95,7 @@ def of_statistics(statistics: ModelStatistics) -> CollectorRegistry:
     loaded = SimpleNamespace(statistics=statistics, scheduler=scheduler, load_s=1.0)
     sources = SimpleNamespace(models=lambda: [SimpleNamespace(name="m", version=1, loaded=loaded)])
     made = CollectorRegistry()
-    made.register(ModelMetrics(sources))
+    made.register(Collector(sources, model_metrics))
     return made
 
 
