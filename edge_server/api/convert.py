@@ -104,23 +104,22 @@ AS_IT_IS: Mapping[str, OutputForm] = MappingProxyType({})
 def to_infer_request(
     message: Any,
     raw: Sequence[bytes | memoryview],
+    config: ModelConfig,
     timeout_s: float | None = None,
     call: Call | None = None,
-    shared_memory: SharedMemory | None = None,
     *,
-    config: ModelConfig | None = None,
+    shared_memory: SharedMemory | None = None,
 ) -> tuple[InferRequest, Mapping[str, OutputForm]]:
     """Return the request of a `ModelInferRequest`, and the outputs that it wants in another form.
 
     Args:
         message: the `ModelInferRequest` without its raw contents, which may be large.
         raw: the raw contents; the tensors are views on them.
+        config: of the model, which the request is checked against before its tensors are converted.
         timeout_s: seconds until the caller's deadline; None, and more than `TIMEOUT_MAX` (gRPC
             reports some hundred billion years), is never.
         call: cancels the request, and counts its strings; None does neither.
         shared_memory: the regions that tensors may refer to; None refuses them.
-        config: of the model, which the request is checked against before its tensors are converted;
-            None leaves that check to `Snapshot.infer`.
 
     Raises:
         InvalidRequest, NotFound: tensors or parameters contradict each other, or the form of an
@@ -136,18 +135,16 @@ def to_infer_request(
     outputs = {output.name: output for output in wanted}
     if len(tensors) < len(given) or len(outputs) < len(wanted):
         raise _twice(request_id, input=given, output=wanted)
-    if config is not None:
-        check_names(config, request_id, tensors.keys(), outputs)
+    check_names(config, request_id, tensors.keys(), outputs)
     raw_contents = iter(raw)
     inputs: dict[str, Tensor] = {}
     batch_sizes: dict[str, int] = {}
     strings = 0
     for name, tensor in tensors.items():
         declared = Declared.of(tensor, name, model, request_id)
-        if config is not None:
-            batch_sizes[name] = check_tensor(
-                config, request_id, name, declared.datatype, declared.shape
-            )
+        batch_sizes[name] = check_tensor(
+            config, request_id, name, declared.datatype, declared.shape
+        )
         if declared.datatype is DataType.BYTES:
             strings += declared.count
             _count_strings(declared, strings, call)
@@ -170,7 +167,7 @@ def to_infer_request(
                 )
             array = from_raw(declared, data)
         inputs[name] = Tensor(array)
-    if config is not None and config.max_batch_size:
+    if config.max_batch_size:
         check_batch_sizes(config, request_id, batch_sizes)
     deadline = None
     if timeout_s is not None and timeout_s <= TIMEOUT_MAX:
@@ -193,7 +190,7 @@ def to_infer_request(
 
 def output_forms(
     outputs: Mapping[str, Any],
-    config: ModelConfig | None = None,
+    config: ModelConfig,
     shared_memory: SharedMemory | None = None,
 ) -> Mapping[str, OutputForm]:
     """Return those of a request's `outputs` that it wants in another form; raise as
@@ -212,9 +209,8 @@ def output_forms(
                 )
             forms[name] = place
         elif count is not None:
-            batched = config is not None and config.max_batch_size > 0
-            labels = config.labels.get(name, ()) if config is not None else ()
-            forms[name] = TopClasses(count, batched, labels)
+            labels = config.labels.get(name, ())
+            forms[name] = TopClasses(count, config.max_batch_size > 0, labels)
     return forms or AS_IT_IS
 
 

@@ -89,10 +89,10 @@ class TritonServicer:
                 read, forms = to_infer_request(
                     message,
                     raw,
+                    loaded.config,
                     context.time_remaining(),
                     call,
-                    self._shared_memory,
-                    config=loaded.config,
+                    shared_memory=self._shared_memory,
                 )
                 if self._headers is not None:
                     read = self._headers.add(read, context.invocation_metadata())
@@ -148,10 +148,10 @@ class TritonServicer:
             request, stream_request.forms = to_infer_request(
                 message,
                 raw,
+                loaded.config,
                 context.time_remaining(),
                 stream_request,
-                self._shared_memory,
-                config=loaded.config,
+                shared_memory=self._shared_memory,
             )
             if self._headers is not None:
                 request = self._headers.add(request, context.invocation_metadata())

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
+from unit.api.models import model_of
 
 from edge_server.api.contents import to_raw
 from edge_server.api.convert import output_forms, to_infer_request, to_response_message
@@ -38,9 +39,10 @@ def message(
     return request
 
 
-def read(message: pb.ModelInferRequest) -> InferRequest:
+def read(message: pb.ModelInferRequest, shared_memory: SharedMemory | None = None) -> InferRequest:
     """The request as the servicer reads it from the wire."""
-    return to_infer_request(*read_request(message.SerializeToString()))[0]
+    head, raw = read_request(message.SerializeToString())
+    return to_infer_request(head, raw, model_of(message), shared_memory=shared_memory)[0]
 
 
 def test_raw_contents_are_a_view_on_the_received_bytes() -> None:
@@ -273,7 +275,7 @@ def test_what_the_model_does_not_take_is_not_converted(
     head, _ = read_request(message(*inputs).SerializeToString())
     raw = [Untouchable()] * len(inputs)
     with pytest.raises(InvalidRequest, match=says):
-        to_infer_request(head, raw, config=CONFIG)
+        to_infer_request(head, raw, CONFIG)
 
 
 def test_strings_are_a_million_at_most_in_all_tensors_together() -> None:
@@ -281,7 +283,7 @@ def test_strings_are_a_million_at_most_in_all_tensors_together() -> None:
     values = memoryview(bytes(4 * many))
     head = message(("a", "BYTES", [1]), ("b", "BYTES", [many]))
     with pytest.raises(InvalidRequest, match=f"with input 'b' for .* {many + 1} strings, at most"):
-        to_infer_request(head, [values[:4], values])
+        to_infer_request(head, [values[:4], values], model_of(head))
 
 
 @pytest.mark.parametrize("datatype", list(DataType))
@@ -310,14 +312,13 @@ def test_a_tensor_in_shared_memory_of_another_size_is_not_copied(tmp_path: Path)
     parameters = request.inputs[0].parameters
     parameters["shared_memory_region"].string_param = "r"
     parameters["shared_memory_byte_size"].int64_param = 2**39
-    head, raw = read_request(request.SerializeToString())
     with pytest.raises(InvalidRequest, match=f"Expected 2, got {2**39}"):
-        to_infer_request(head, raw, shared_memory=regions)
+        read(request, regions)
     for datatype in ("UINT8", "BYTES"):
-        head.inputs[0].datatype = datatype
-        head.inputs[0].shape[0] = 1 if datatype == "BYTES" else 2**39
+        request.inputs[0].datatype = datatype
+        request.inputs[0].shape[0] = 1 if datatype == "BYTES" else 2**39
         with pytest.raises(InvalidRequest, match=r"grpc\.max_message_bytes"):
-            to_infer_request(head, raw, shared_memory=regions)
+            read(request, regions)
 
 
 def test_raw_contents_skip_the_inputs_that_are_in_shared_memory(tmp_path: Path) -> None:
@@ -328,18 +329,15 @@ def test_raw_contents_skip_the_inputs_that_are_in_shared_memory(tmp_path: Path) 
     request.inputs[0].parameters["shared_memory_region"].string_param = "r"
     request.inputs[0].parameters["shared_memory_offset"].int64_param = 1
     request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 2
-    head, raw = read_request(request.SerializeToString())
-    inputs = to_infer_request(head, raw, shared_memory=regions)[0].inputs
+    inputs = read(request, regions).inputs
     assert inputs["a"].array.tolist() == [2, 3]
     assert inputs["b"].array.tolist() == [9]
     request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 3
-    head, raw = read_request(request.SerializeToString())
     with pytest.raises(InvalidRequest, match="Expected 2, got 3"):
-        to_infer_request(head, raw, shared_memory=regions)
+        read(request, regions)
     request.inputs[0].contents.uint_contents.extend([1, 2])
-    head, raw = read_request(request.SerializeToString())
     with pytest.raises(InvalidRequest, match="unexpected 'content' provided when using shared"):
-        to_infer_request(head, raw, shared_memory=regions)
+        read(request, regions)
 
 
 @pytest.mark.parametrize(
@@ -386,10 +384,11 @@ def test_a_models_response_parameters_are_sent() -> None:
 
 
 def test_the_callers_timeout_becomes_a_deadline() -> None:
-    request, _ = to_infer_request(message(), [], timeout_s=5.0)
+    config = model_of(message())
+    request, _ = to_infer_request(message(), [], config, timeout_s=5.0)
     assert request.deadline is not None
     assert 4.0 < request.deadline - time.monotonic() <= 5.0
-    assert to_infer_request(message(), [])[0].deadline is None
+    assert to_infer_request(message(), [], config)[0].deadline is None
 
 
 def test_strings_count_with_the_objects_that_they_become() -> None:
@@ -405,7 +404,7 @@ def test_strings_count_with_the_objects_that_they_become() -> None:
 
     for many in (100, 5000):
         head = message(("a", "BYTES", [many]))
-        to_infer_request(head, [memoryview(bytes(4 * many))], call=Call())
+        to_infer_request(head, [memoryview(bytes(4 * many))], model_of(head), call=Call())
     assert counted == [64 * 5000]
 
 

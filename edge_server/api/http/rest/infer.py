@@ -81,7 +81,11 @@ def infer(api: RestApi, call: RestCall) -> Answer:
             message, raw = raw_request(call.model, call.version, config, body)
             wanted = Wanted(others_binary=True)
         request, forms = to_infer_request(
-            message, raw, None, call.connection, api.calls.shared_memory, config=config
+            message,
+            raw,
+            config,
+            call=call.connection,
+            shared_memory=api.calls.shared_memory,
         )
         request = api.forwarding.add(request, call.headers.items())
         if api.calls.tracer.on:
@@ -323,7 +327,7 @@ def _read(api: RestApi, call: RestCall, lease: Lease) -> InferRequest:
     message, raw = generate_request(
         call.model, call.version, loaded.config, fields.read_json(call.body, call.connection)
     )
-    request, _ = to_infer_request(message, raw, None, call.connection, config=loaded.config)
+    request, _ = to_infer_request(message, raw, loaded.config, call=call.connection)
     return api.forwarding.add(request, call.headers.items())
 
 

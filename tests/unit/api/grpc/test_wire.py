@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
+from unit.api.models import model_of
 
 from edge_server.api.convert import to_infer_request
 from edge_server.api.grpc import wire
@@ -95,7 +96,7 @@ def test_a_damaged_request_is_protobufs_reading_or_our_error(
         expected.SerializeToString(deterministic=True)
     )
     with contextlib.suppress(EdgeServerError):
-        to_infer_request(message, raw)
+        to_infer_request(message, raw, model_of(message))
 
 
 def test_a_group_of_a_foreign_extension_is_left_to_protobuf() -> None:
