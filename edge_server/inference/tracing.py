@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -119,11 +120,16 @@ class TraceRule:
     log_frequency: int = 0
 
 
-class Sampler:
-    """Applies one rule to requests, on any thread; its traces share a series of numbered files."""
+NOTHING_GIVEN: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, rule: TraceRule) -> None:
+
+class Sampler:
+    """Applies one rule to requests, on any thread; its traces share a series of numbered files.
+    `given` are the settings among those of the rule that clients have chosen for it."""
+
+    def __init__(self, rule: TraceRule, given: Mapping[str, Any] = NOTHING_GIVEN) -> None:
         self.rule = rule
+        self.given = given
         self._lock = threading.Lock()
         self._seen = itertools.count(1)
         self._left = rule.count
@@ -260,12 +266,6 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-@dataclass(frozen=True)
-class _Group:
-    given: Mapping[str, Any]
-    sampler: Sampler
-
-
 class Tracer:
     """Traces one of every `rate` requests, by the rule of all models and those of single models, to
     the trace file, to the collector as spans, or to both. `on` where any request may be traced now.
@@ -285,8 +285,8 @@ class Tracer:
         self._sender = sender
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._of_all = _Group({}, Sampler(self._at_start))
-        self._of_models: Mapping[str, _Group] = {}
+        self._of_all = Sampler(self._at_start)
+        self._of_models: Mapping[str, Sampler] = {}
         self.on = self._any(self._at_start.timestamps)
 
     def _any(self, timestamps: bool) -> bool:
@@ -303,7 +303,7 @@ class Tracer:
 
     def sampler(self, model_name: str) -> Sampler:
         """The sampler of that model; empty is that of all models without one of their own."""
-        return self._of_models.get(model_name, self._of_all).sampler
+        return self._of_models.get(model_name, self._of_all)
 
     def sample(
         self, model_name: str, request_id: str, headers: Headers | None = None
@@ -355,7 +355,7 @@ class Tracer:
         """Apply `rule` as if it were that of the start: clients' settings are gone."""
         with self._lock:
             self._at_start = rule
-            self._of_all = _Group({}, Sampler(rule))
+            self._of_all = Sampler(rule)
             self._of_models = {}
             self.on = self._any(rule.timestamps)
 
@@ -367,32 +367,32 @@ class Tracer:
             of_all, of_models = self._of_all, dict(self._of_models)
             if model_name:
                 own = of_models.pop(model_name, None)
-                changed = _changed(own, of_all.sampler.rule_now, changes)
+                changed = _changed(own, of_all.rule_now, changes)
                 if changed.given:
                     of_models[model_name] = changed
             else:
                 of_all = _changed(of_all, self._at_start, changes)
-                below = of_all.sampler.rule_now
+                below = of_all.rule_now
                 of_models = {name: _changed(own, below, {}) for name, own in of_models.items()}
             self._of_all, self._of_models = of_all, of_models
-            groups = (of_all, *of_models.values())
-            self.on = self._any(any(group.sampler.rule.timestamps for group in groups))
+            self.on = self._any(any(s.rule.timestamps for s in (of_all, *of_models.values())))
 
 
-def _changed(group: _Group | None, below: TraceRule, changes: Mapping[str, Any]) -> _Group:
-    """`group` after `changes`, with the settings of `below` where `group` has none."""
-    given = {} if group is None else dict(group.given)
-    if group is not None and "count" in given:
-        given["count"] = group.sampler.rule_now.count
+def _changed(sampler: Sampler | None, below: TraceRule, changes: Mapping[str, Any]) -> Sampler:
+    """`sampler` after `changes`, with the settings of `below` where it has none."""
+    given = {} if sampler is None else dict(sampler.given)
+    if sampler is not None and "count" in given:
+        given["count"] = sampler.rule_now.count
     given = {name: value for name, value in {**given, **changes}.items() if value is not None}
     rule = replace(below, **given)
     if rule.timestamps and rule.rate == 0:
         raise InvalidRequest(
             "Attempting to set invalid trace setting :sample rate must be non-zero"
         )
-    if group is not None and group.sampler.rule_now == rule:
-        return _Group(given, group.sampler)
-    return _Group(given, Sampler(rule))
+    if sampler is None or sampler.rule_now != rule:
+        return Sampler(rule, given)
+    sampler.given = given
+    return sampler
 
 
 # Limit of all files together; no person clears the disk of an appliance.
