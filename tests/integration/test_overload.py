@@ -12,10 +12,10 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from google.protobuf import text_format
+from support.model_configs import config_of
 from support.waiting import wait_until
-from tritonclient.grpc import model_config_pb2, service_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 from edge_server.api.grpc.server import GrpcServer
 from edge_server.api.triton_calls import TritonCalls
@@ -23,7 +23,6 @@ from edge_server.backends.contract import TensorModel
 from edge_server.inference.data_plane import PLAIN_LOAD, DataPlane, LoadOptions
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.model_config.config import ModelConfig
 from edge_server.settings import Grpc
 
 if TYPE_CHECKING:
@@ -66,9 +65,7 @@ class Server:
             'input { name: "x" data_type: TYPE_UINT8 dims: -1 }'
             'output { name: "y" data_type: TYPE_UINT8 dims: -1 }'
         )
-        config = ModelConfig.of(
-            text_format.Parse(text + scheduling, model_config_pb2.ModelConfig())
-        )
+        config = config_of(text + scheduling)
         self.model = Model()
         self.loaded = Scheduling().model(config, 1, self.model)
         self.registry = ModelRegistry()

@@ -22,10 +22,10 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 import tritonclient.utils.shared_memory as shm
-from google.protobuf import text_format
 from grpc_health.v1 import health_pb2
+from support.model_configs import config_of
 from support.waiting import wait_until
-from tritonclient.grpc import model_config_pb2, service_pb2
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from edge_server.api.admission import Admission
@@ -45,13 +45,13 @@ from edge_server.gpu.device import Devices
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from edge_server.backends.contract import Model
+    from edge_server.model_config.config import ModelConfig, Placement
 
 TIMEOUT_S = 30.0
 # scripts and people may ask for more: EDGE_MALFORMED_REQUESTS=100000
@@ -71,7 +71,7 @@ def config(name: str, types: Sequence[str], extra: str = "") -> ModelConfig:
     for kind, letter in (("input", "a"), ("output", "b")):
         for place, datatype in enumerate(types):
             text += f'{kind} {{ name: "{letter}{place}" data_type: TYPE_{datatype} dims: -1 }}'
-    return ModelConfig.of(text_format.Parse(text + extra, model_config_pb2.ModelConfig()))
+    return config_of(text + extra)
 
 
 class Repeats:

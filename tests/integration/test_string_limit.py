@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
+from support.model_configs import config_of
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.convert import to_infer_request
-from edge_server.model_config.config import ModelConfig
 
 
 def test_a_request_with_as_many_strings_as_are_allowed_is_read() -> None:
@@ -16,6 +14,6 @@ def test_a_request_with_as_many_strings_as_are_allowed_is_read() -> None:
     request = pb.ModelInferRequest(model_name="m")
     request.inputs.add(name="a", datatype="BYTES", shape=[many])
     text = 'name: "m" input { name: "a" data_type: TYPE_STRING dims: -1 }'
-    config = ModelConfig.of(text_format.Parse(text, model_config_pb2.ModelConfig()))
+    config = config_of(text)
     read, _ = to_infer_request(request, [memoryview(bytes(4 * many))], config)
     assert read.inputs["a"].shape == (many,)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
-from tritonclient.grpc import model_config_pb2
+from support.model_configs import config_of
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 from unit.api.models import model_of
@@ -21,7 +20,6 @@ from edge_server.api.grpc.wire import read_request
 from edge_server.api.http.rest.infer_request import to_raw_contents
 from edge_server.api.shared_memory import RegionSlice, SharedMemory
 from edge_server.errors import InvalidRequest, Unsupported
-from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import DataType
 
@@ -244,12 +242,9 @@ def test_shared_memory_is_refused_where_it_is_off() -> None:
         read(request)
 
 
-CONFIG = ModelConfig.of(
-    text_format.Parse(
-        'name: "m" input { name: "a" data_type: TYPE_FP32 dims: [ -1, 3 ] }'
-        'input { name: "s" data_type: TYPE_STRING dims: -1 optional: true }',
-        model_config_pb2.ModelConfig(),
-    )
+CONFIG = config_of(
+    'name: "m" input { name: "a" data_type: TYPE_FP32 dims: [ -1, 3 ] }'
+    'input { name: "s" data_type: TYPE_STRING dims: -1 optional: true }'
 )
 
 

@@ -6,14 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2 as pb
+from support.model_configs import config_of
 
 from edge_server.backends.contract import Phases
 from edge_server.inference.canary_monitor import CanaryMonitor, CanaryTerms, WatchedScheduler
 from edge_server.inference.registry import LoadedModel, Snapshot
 from edge_server.inference.statistics import FailureReason, ModelStatistics
-from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import (
     InferRequest,
     InferResponse,
@@ -25,6 +23,7 @@ from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from edge_server.inference.mirror import Mirror
+    from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.requests import Respond
 
 
@@ -33,7 +32,7 @@ def config(extra: str = "", backend: str = "identity") -> ModelConfig:
         f'name: "m" backend: "{backend}" input {{ name: "a" data_type: TYPE_FP32 dims: -1 '
         f'optional: true }} output {{ name: "b" data_type: TYPE_FP32 dims: -1 }} {extra}'
     )
-    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+    return config_of(text)
 
 
 # Failed requests can be replayed on its predecessor; on the next one's any; on the others' none.

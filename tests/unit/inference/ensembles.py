@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from google.protobuf import text_format
+from support.model_configs import config_of
 from support.waiting import TIMEOUT_S
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import EdgeServerError
@@ -26,7 +25,6 @@ from edge_server.inference.registry import (
 )
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import ModelStatistics
-from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.ensemble_graph import resolve_graph
 from edge_server.requests import InferResponse, StepTiming
 from edge_server.tensors import Tensor
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Run, Tensors
     from edge_server.inference.registry import Scheduler
+    from edge_server.model_config.config import ModelConfig
     from edge_server.requests import InferRequest, Respond, ResponseCallback
 
 
@@ -45,7 +44,7 @@ def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig
     for kind, names in (("input", inputs), ("output", outputs)):
         for tensor in names.split():
             text += f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: -1 }}\n'
-    return ModelConfig.of(text_format.Parse(text + extra, pb.ModelConfig()))
+    return config_of(text + extra)
 
 
 def ensemble_config(

@@ -7,14 +7,12 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-from google.protobuf import text_format
+from support.model_configs import config_of
 from support.waiting import TIMEOUT_S
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
 from edge_server.errors import InternalError
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
-from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest, InferResponse, Reply, SequencePlace
 from edge_server.tensors import Tensor
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import Tensors
     from edge_server.inference.registry import LoadedModel
+    from edge_server.model_config.config import ModelConfig, Placement
 
 A_MINUTE = "max_sequence_idle_microseconds: 60000000"
 STATE = 'state { input_name: "sum_in" output_name: "sum_out" data_type: TYPE_FP32 dims: -1 }'
@@ -115,7 +114,7 @@ def model_config(batching: str, max_batch_size: int, extra: str = "") -> ModelCo
         'output { name: "y" data_type: TYPE_FP32 dims: -1 } '
         f"sequence_batching {{ {STATE} {batching} }} {extra}"
     )
-    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+    return config_of(text)
 
 
 class Closes(TensorModel):

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from support.model_configs import config_of
 from support.waiting import TIMEOUT_S
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import Cancelled, InternalError, Unavailable
 from edge_server.inference.dynamic_batch import BatchRule, OpenBatch, OrderedResponses, PolicyQueue
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 US = 1000
 
 
-CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
+CONFIG = config_of('name: "m" backend: "identity"')
 
 
 def ticket(name: str = "", *, priority: int = 0, urgent: bool = False, timeout_us: int = 0) -> Job:
@@ -239,17 +238,12 @@ NOW_NS = 1_000_000_000
 
 
 def config(max_batch_size: int) -> ModelConfig:
-    return ModelConfig.of(
-        text_format.Parse(
-            f"""
+    return config_of(f"""
             name: "m" backend: "identity" max_batch_size: {max_batch_size}
             input {{ name: "a" data_type: TYPE_FP32 dims: -1 }}
             input {{ name: "b" data_type: TYPE_FP32 dims: -1 optional: true }}
             output {{ name: "c" data_type: TYPE_FP32 dims: -1 }}
-            """,
-            pb.ModelConfig(),
-        )
-    )
+            """)
 
 
 def job(

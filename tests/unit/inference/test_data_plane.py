@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2 as pb
+from support.model_configs import config_of
 from unit.inference.ensembles import Queueing, queueing, value
 
 from edge_server.backends.contract import TensorModel
@@ -23,10 +22,9 @@ from edge_server.inference.registry import (
     Snapshot,
 )
 from edge_server.inference.statistics import ModelStatistics
-from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, Respond, ResponseCallback
 
-CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
+CONFIG = config_of('name: "m" backend: "identity"')
 
 
 class RunsSince:

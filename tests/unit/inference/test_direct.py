@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
+from support.model_configs import config_of
 from support.waiting import TIMEOUT_S
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import InternalError, Unavailable
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from edge_server.backends.contract import Tensors
+    from edge_server.model_config.config import ModelConfig, Placement
 
 
 def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig:
@@ -29,7 +28,7 @@ def config(name: str, inputs: str, outputs: str, extra: str = "") -> ModelConfig
     for kind, names in (("input", inputs), ("output", outputs)):
         for tensor in names.split():
             text += f'{kind} {{ name: "{tensor}" data_type: TYPE_FP32 dims: -1 }}\n'
-    return ModelConfig.of(text_format.Parse(text + extra, pb.ModelConfig()))
+    return config_of(text + extra)
 
 
 def snapshot_of(model: TensorModel) -> Snapshot:

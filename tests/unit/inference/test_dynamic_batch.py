@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
 from support.callers import Caller
+from support.model_configs import config_of
 from support.waiting import TIMEOUT_S, wait_until
-from tritonclient.grpc import model_config_pb2 as pb
 from unit.inference.threads import no_more_threads
 
 from edge_server.backends.contract import TensorModel
@@ -39,7 +38,6 @@ from edge_server.inference.registry import (
 )
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import FailureReason, ModelStatistics
-from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, ResponseCallback
 from edge_server.tensors import Tensor
 
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from edge_server.backends.contract import Tensors
+    from edge_server.model_config.config import ModelConfig
 
 
 class Gated(TensorModel):
@@ -109,18 +108,13 @@ class Responses:
 def model_config(
     batching: str, instances: int = 1, max_batch_size: int = 4, resources: str = ""
 ) -> ModelConfig:
-    return ModelConfig.of(
-        text_format.Parse(
-            f"""
+    return config_of(f"""
             name: "m" backend: "identity" max_batch_size: {max_batch_size}
             input {{ name: "a" data_type: TYPE_FP32 dims: -1 }}
             output {{ name: "b" data_type: TYPE_FP32 dims: -1 }}
             instance_group {{ name: "m" count: {instances} {resources} }}
             dynamic_batching {{ {batching} }}
-            """,
-            pb.ModelConfig(),
-        )
-    )
+            """)
 
 
 class Served:
@@ -263,13 +257,10 @@ def test_requests_of_another_shape_run_apart_and_in_order(serve: Callable[..., S
 
 
 def test_without_a_batch_dimension_requests_queue_and_run_one_by_one() -> None:
-    config = ModelConfig.of(
-        text_format.Parse(
-            'name: "m" backend: "identity" instance_group { name: "m" count: 1 } '
-            'input { name: "a" data_type: TYPE_FP32 dims: [-1, -1] } '
-            'output { name: "b" data_type: TYPE_FP32 dims: [-1, -1] } dynamic_batching { }',
-            pb.ModelConfig(),
-        )
+    config = config_of(
+        'name: "m" backend: "identity" instance_group { name: "m" count: 1 } '
+        'input { name: "a" data_type: TYPE_FP32 dims: [-1, -1] } '
+        'output { name: "b" data_type: TYPE_FP32 dims: [-1, -1] } dynamic_batching { }'
     )
     model = Gated()
     model.open = True

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2 as pb
+from support.model_configs import config_of
 
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
@@ -26,17 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from edge_server.backends.contract import ExecuteRequest
+    from edge_server.model_config.config import Placement
 
 TIMEOUT_S = 30.0
-CONFIG = ModelConfig.of(
-    text_format.Parse(
-        """name: "m" backend: "python" instance_group { name: "m" count: 1 }
+CONFIG = config_of("""name: "m" backend: "python" instance_group { name: "m" count: 1 }
         model_transaction_policy { decoupled: true }
         input { name: "x" data_type: TYPE_FP32 dims: 1 }
-        output { name: "x" data_type: TYPE_FP32 dims: 1 }""",
-        pb.ModelConfig(),
-    )
-)
+        output { name: "x" data_type: TYPE_FP32 dims: 1 }""")
 
 
 class GoesOn:

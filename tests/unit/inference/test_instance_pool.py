@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from google.protobuf import text_format
+from support.model_configs import config_of
 from support.waiting import TIMEOUT_S, wait_until
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import TensorInstance, TensorModel
 from edge_server.errors import Cancelled, DeadlineExceeded, InternalError
 from edge_server.inference.direct import InstancePool
 from edge_server.inference.line import RateLimiter, ResourceLimit
-from edge_server.model_config.config import ModelConfig, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from edge_server.model_config.config import ModelConfig, Placement
 
 
 class Nothing:
@@ -187,7 +187,7 @@ def config(*groups: str) -> ModelConfig:
     text = " ".join(
         f'instance_group {{ name: "g{number}" {group} }}' for number, group in enumerate(groups)
     )
-    return ModelConfig.of(text_format.Parse(f'name: "m" {text}', pb.ModelConfig()))
+    return config_of(f'name: "m" {text}')
 
 
 class Making(TensorModel):

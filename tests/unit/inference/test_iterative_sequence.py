@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
 from support.callers import Caller
+from support.model_configs import config_of
 from support.waiting import TIMEOUT_S
-from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.contract import ExecuteRequest, TensorModel
 from edge_server.errors import (
@@ -24,7 +23,6 @@ from edge_server.errors import (
 )
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
-from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse, SequencePlace
 from edge_server.tensors import Tensor
 
@@ -144,7 +142,7 @@ def serve() -> Iterator[Callable[..., Server]]:
 
     def make(model: Repeats, strategy: str = "", extra: str = "") -> Server:
         text = CONFIG % (strategy, extra)
-        config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+        config = config_of(text)
         made.append(Server(Scheduling().model(config, 1, model)))
         return made[-1]
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2 as pb
+from support.model_configs import config_of
 
 from edge_server.backends.contract import TensorModel, Tensors
 from edge_server.errors import EdgeServerError, InternalError
@@ -18,13 +17,13 @@ from edge_server.inference.mirror import Fault, Mirror, ReplayTarget
 from edge_server.inference.registry import LoadedModel, Snapshot
 from edge_server.inference.scheduling import Scheduling
 from edge_server.inference.statistics import ModelStatistics
-from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest, InferResponse
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from edge_server.model_config.config import ModelConfig
     from edge_server.requests import Respond
 
 TIMEOUT_S = 30.0
@@ -37,7 +36,7 @@ GOOD = InferResponse("m", "2", "", {"b": Tensor(np.ones(1, "<f4"))})
 
 def config(extra: str = "", backend: str = "onnxruntime", name: str = "m") -> ModelConfig:
     text = f'name: "{name}" backend: "{backend}" {IO} {extra}'
-    return ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+    return config_of(text)
 
 
 def request(array: Any = None, name: str = "m") -> InferRequest:
@@ -307,7 +306,7 @@ def test_an_ensemble_is_replayed_with_the_members_that_it_had() -> None:
         'output_map { key: "b" value: "b" } } }'
     )
     scheduling = Scheduling()
-    ensemble = scheduling.ensemble(ModelConfig.of(text_format.Parse(text, pb.ModelConfig())), 1)
+    ensemble = scheduling.ensemble(config_of(text), 1)
     fresh = LoadedModel(ensemble.config, 2, ensemble.scheduler, ModelStatistics())
     assert ReplayTarget.of(fresh, ensemble, ()) is None
     mirror = mirror_of(ensemble, None, member.loaded)

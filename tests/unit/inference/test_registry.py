@@ -7,11 +7,10 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
+from support.model_configs import config_of
 from support.waiting import wait_until
-from tritonclient.grpc import model_config_pb2 as pb
 from unit.inference.threads import no_more_threads
 
 from edge_server.errors import InvalidRequest, NotFound, Unavailable
@@ -23,12 +22,11 @@ from edge_server.inference.registry import (
     Snapshot,
 )
 from edge_server.inference.statistics import ModelStatistics
-from edge_server.model_config.config import ModelConfig
 
 if TYPE_CHECKING:
     from edge_server.requests import InferRequest, Respond
 
-CONFIG = ModelConfig.of(text_format.Parse('name: "m" backend: "identity"', pb.ModelConfig()))
+CONFIG = config_of('name: "m" backend: "identity"')
 
 
 TIMEOUT_S = 30.0

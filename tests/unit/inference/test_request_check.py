@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from support.model_configs import config_of
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.errors import InvalidRequest
@@ -13,14 +14,11 @@ from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferRequest
 from edge_server.tensors import Tensor
 
-BATCHING = ModelConfig.of(
-    text_format.Parse(
-        'name: "m" backend: "identity" max_batch_size: 2 '
-        'input { name: "a" data_type: TYPE_FP32 dims: [-1, 3] } '
-        'input { name: "b" data_type: TYPE_INT32 dims: 2 } '
-        'output { name: "y" data_type: TYPE_FP32 dims: 1 } ',
-        pb.ModelConfig(),
-    )
+BATCHING = config_of(
+    'name: "m" backend: "identity" max_batch_size: 2 '
+    'input { name: "a" data_type: TYPE_FP32 dims: [-1, 3] } '
+    'input { name: "b" data_type: TYPE_INT32 dims: 2 } '
+    'output { name: "y" data_type: TYPE_FP32 dims: 1 } '
 )
 A = np.zeros((1, 5, 3), np.float32)
 B = np.zeros((1, 2), np.int32)
@@ -82,14 +80,11 @@ def test_an_unknown_output_is_refused() -> None:
         check(a=A, b=B, outputs=("z",))
 
 
-OPTIONAL = ModelConfig.of(
-    text_format.Parse(
-        'name: "m" backend: "identity" '
-        'input { name: "a" data_type: TYPE_FP32 dims: [-1, 3] } '
-        'input { name: "b" data_type: TYPE_INT32 dims: 2 } '
-        'input { name: "c" data_type: TYPE_INT32 dims: 2 optional: true } ',
-        pb.ModelConfig(),
-    )
+OPTIONAL = config_of(
+    'name: "m" backend: "identity" '
+    'input { name: "a" data_type: TYPE_FP32 dims: [-1, 3] } '
+    'input { name: "b" data_type: TYPE_INT32 dims: 2 } '
+    'input { name: "c" data_type: TYPE_INT32 dims: 2 optional: true } '
 )
 A_ALONE = np.zeros((5, 3), np.float32)
 B_ALONE = np.zeros(2, np.int32)

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2 as pb
+from support.model_configs import config_of
 
 from edge_server.errors import InternalError, InvalidRequest, ModelConfigError
 from edge_server.inference.sequence_book import SequenceControls, SequenceStates
-from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.scheduling import ControlKind, SequenceControl, SequenceState
 from edge_server.requests import SequencePlace
 from edge_server.tensors import DataType, Tensor
@@ -29,7 +27,7 @@ FLAGS = (
 
 def controls(*which: SequenceControl, max_batch_size: int = 4) -> SequenceControls:
     text = f'name: "m" max_batch_size: {max_batch_size}'
-    return SequenceControls(ModelConfig.of(text_format.Parse(text, pb.ModelConfig())), which)
+    return SequenceControls(config_of(text), which)
 
 
 def corrid(datatype: DataType) -> SequenceControls:
@@ -97,7 +95,7 @@ def states(
     initial_shape: tuple[int, ...] | None = None,
 ) -> SequenceStates:
     text = f'name: "m" max_batch_size: {max_batch_size}'
-    config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
+    config = config_of(text)
     state = SequenceState("in", "out", datatype, shape, initial_shape or shape, file)
     return SequenceStates(config, (state,), directory)
 

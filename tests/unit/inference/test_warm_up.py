@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2 as pb
+from support.model_configs import config_of
 
 from edge_server.errors import EdgeServerError, InternalError, ModelConfigError
 from edge_server.inference.scheduling import Scheduling, read_samples
-from edge_server.model_config.config import ModelConfig, Placement
 from edge_server.tensors import DataType
 
 if TYPE_CHECKING:
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from edge_server.backends.contract import ExecuteRequest
+    from edge_server.model_config.config import ModelConfig, Placement
 
 
 def config(samples: str, *, extra: str = "", tensor: str = "TYPE_FP32 dims: [ -1 ]") -> ModelConfig:
@@ -26,7 +25,7 @@ def config(samples: str, *, extra: str = "", tensor: str = "TYPE_FP32 dims: [ -1
         'name: "m" backend: "identity" instance_group { name: "m" count: 2 } '
         f'input {{ name: "a" data_type: {tensor} }} output {{ name: "b" data_type: {tensor} }} '
     )
-    return ModelConfig.of(text_format.Parse(text + extra + samples, pb.ModelConfig()))
+    return config_of(text + extra + samples)
 
 
 def sample(data: str, tensor: str = "TYPE_FP32 dims: [ 3 ]", extra: str = "") -> str:

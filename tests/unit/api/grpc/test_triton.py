@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from google.protobuf import text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import model_config_pb2
+from support.model_configs import config_of
 from tritonclient.grpc import service_pb2 as pb
 
 from edge_server.api.admission import Admission, ByteBudget
@@ -21,7 +20,6 @@ from edge_server.backends.contract import TensorModel
 from edge_server.inference.data_plane import DataPlane
 from edge_server.inference.registry import ModelEntry, ModelRegistry, ModelState
 from edge_server.inference.scheduling import Scheduling
-from edge_server.model_config.config import ModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +60,7 @@ def servicer(tmp_path_factory: pytest.TempPathFactory) -> TritonServicer:
     (directory / "key").write_bytes(bytes(64))
     regions = SharedMemory(directory)
     regions.register("r", "key", 8, 32)
-    config = ModelConfig.of(text_format.Parse(CONFIG, model_config_pb2.ModelConfig()))
+    config = config_of(CONFIG)
     model = TensorModel(lambda inputs, outputs: {"b": inputs["a"], "u": inputs["t"]})
     registry = ModelRegistry()
     loaded = Scheduling().model(config, 1, model)
@@ -175,7 +173,7 @@ def test_a_stream_responds_to_each_request_once(
 def test_a_request_runs_on_the_version_whose_configuration_it_was_read_with(
     streamed: bool,
 ) -> None:
-    config = ModelConfig.of(text_format.Parse(CONFIG, model_config_pb2.ModelConfig()))
+    config = config_of(CONFIG)
     model = TensorModel(lambda inputs, outputs: {"b": inputs["a"], "u": inputs["t"]})
     registry = ModelRegistry()
 

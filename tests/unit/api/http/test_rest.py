@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from google.protobuf import text_format
+from support.model_configs import config_of
 from support.waiting import TIMEOUT_S
-from tritonclient.grpc import model_config_pb2
 
 from edge_server.api.admission import ByteBudget
 from edge_server.api.calls import CallThreads
@@ -30,7 +29,6 @@ from edge_server.api.http.rest.json_fields import load_value, read_json, read_lo
 from edge_server.api.http.rest.routes import _on_thread
 from edge_server.api.http.rest.table import PATHS, document
 from edge_server.errors import EdgeServerError, InternalError, InvalidRequest, Unavailable
-from edge_server.model_config.config import ModelConfig
 from edge_server.requests import InferResponse
 from edge_server.tensors import DataType, Tensor
 
@@ -426,9 +424,7 @@ def test_an_answer_counts_as_far_as_it_is_longer_than_its_request() -> None:
     ],
 )
 def test_a_raw_body_that_does_not_tell_its_shape_is_refused(tensors: str, says: str) -> None:
-    config = ModelConfig.of(
-        text_format.Parse(f'name: "m" {tensors}', model_config_pb2.ModelConfig())
-    )
+    config = config_of(f'name: "m" {tensors}')
     with pytest.raises(InvalidRequest) as caught:
         raw_request("m", "", config, memoryview(bytes(8)))
     assert str(caught.value).endswith(says)
