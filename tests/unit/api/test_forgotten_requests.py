@@ -109,7 +109,7 @@ def test_of_generate(model: Model) -> None:
     try:
         model.infer()
     except InternalError as error:
-        GeneratedResponses(loop).respond(error, final=True)
+        GeneratedResponses(loop, HttpCall(0, 1, ByteBudget())).respond(error, final=True)
     loop.close()
     assert model.has_let_go()
 

@@ -219,7 +219,7 @@ class GeneratedResponses:
     response. What the model responds then, or after `end`, is dropped, and its request cancelled.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, call: HttpCall | None = None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: HttpCall) -> None:
         self._loop = loop
         self._call = call
         self._sent_bytes = 0  # counted of the response that was taken last
@@ -255,24 +255,19 @@ class GeneratedResponses:
             elif written is not None and not self._over:
                 self._waiting.append(written)
             self._complete = self._complete or final
-        if not in_time and self._call is not None:
+        if not in_time:
             self._call.cancel()
         with suppress(RuntimeError):  # the server has stopped, and nobody waits any more
             self._loop.call_soon_threadsafe(self._came.set)
 
     def _counted(self, written: tuple[int, bytes]) -> tuple[int, bytes]:
         """Count a long response until it is sent; where it does not fit, return the error."""
-        if self._call is not None and len(written[1]) >= COUNTED_FROM_BYTES:
+        if len(written[1]) >= COUNTED_FROM_BYTES:
             try:
                 self._call.count(len(written[1]))
             except Unavailable as error:
                 return _written(error)
         return written
-
-    def _took(self, text: bytes) -> None:
-        if self._call is not None:
-            self._call.give(self._sent_bytes)
-            self._sent_bytes = len(text) if len(text) >= COUNTED_FROM_BYTES else 0
 
     def end(self) -> None:
         """The client gets no more: let no model wait, or go on."""
@@ -280,7 +275,7 @@ class GeneratedResponses:
             self._over = True
             is_complete = self._complete
             self._changed.notify_all()
-        if not is_complete and self._call is not None:
+        if not is_complete:
             self._call.cancel()
 
     async def next(self) -> tuple[int, bytes] | None:
@@ -291,7 +286,9 @@ class GeneratedResponses:
                 if self._waiting:
                     self._changed.notify_all()
                     taken = self._waiting.popleft()
-                    self._took(taken[1])
+                    self._call.give(self._sent_bytes)
+                    size_bytes = len(taken[1])
+                    self._sent_bytes = size_bytes if size_bytes >= COUNTED_FROM_BYTES else 0
                     return taken
                 if self._complete:
                     return None

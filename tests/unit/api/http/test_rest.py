@@ -222,7 +222,7 @@ def test_what_a_slow_reader_misses_ends_its_responses_and_none_are_kept_for_nobo
 ) -> None:
     monkeypatch.setattr(generate, "_SLOW_READER_S", 0)
     loop = asyncio.new_event_loop()
-    responses = generate.GeneratedResponses(loop)
+    responses = generate.GeneratedResponses(loop, HttpCall(0, 1, ByteBudget()))
 
     def taken() -> list[tuple[int, str]]:
         found = []
@@ -235,7 +235,7 @@ def test_what_a_slow_reader_misses_ends_its_responses_and_none_are_kept_for_nobo
         responses.respond(InferResponse("m", "1", str(number), {}), final=False)
     assert taken() == [*((200, str(number)) for number in range(16)), (503, None)]
     assert loop.run_until_complete(responses.next()) is None
-    responses = generate.GeneratedResponses(loop)
+    responses = generate.GeneratedResponses(loop, HttpCall(0, 1, ByteBudget()))
     responses.end()
     responses.respond(InferResponse("m", "1", "", {}), final=False)
     assert taken() == []
@@ -254,7 +254,7 @@ def test_an_answer_after_the_stop_of_the_server_is_dropped_without_an_error(
         waiting.cancel()
 
     loop.run_until_complete(leave())
-    responses = generate.GeneratedResponses(loop)
+    responses = generate.GeneratedResponses(loop, HttpCall(0, 1, ByteBudget()))
     loop.close()
     responses.respond(None, final=True)
     stopped.set()
