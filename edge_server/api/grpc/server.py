@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from edge_server.api.access import Tokens
-    from edge_server.api.calls import RequestMetrics
     from edge_server.api.certificates import CertificateFiles
     from edge_server.api.grpc.lane_service import LaneSources
     from edge_server.api.grpc.methods import Refuses
@@ -150,14 +149,14 @@ class Side:
 
     def __init__(
         self,
+        calls: TritonCalls,
         settings: Grpc,
-        rules: AccessRules,
-        requests: RequestMetrics,
+        tokens: Tokens | None,
         max_inferences: int,
         *,
         unix: bool,
     ) -> None:
-        self.rules = rules
+        self.rules = AccessRules.of(settings, unix=unix, tokens=tokens)
         streams, lane_streams = settings.max_infer_streams, settings.max_lane_streams
         # Each open stream holds a thread.
         self.threads = CallThreads(
@@ -186,10 +185,28 @@ class Side:
         self.server = grpc.server(
             # The stub wants a ThreadPoolExecutor; grpc calls an Executor's methods only.
             self.threads,  # type: ignore[arg-type]
-            interceptors=[Doorkeeper(self.threads, refusals, rules, requests)],
+            interceptors=[Doorkeeper(self.threads, refusals, self.rules, calls.requests)],
             options=channel_options(settings, unix=unix),
         )
         self.where = ""
+        self._add_triton(calls, settings)
+
+    def _add_triton(self, calls: TritonCalls, settings: Grpc) -> None:
+        control, regions, pattern = calls.control, calls.shared_memory, settings.forward_headers
+        secret = [each.header for each in settings.restricted]
+        servicer = TritonServicer(
+            replace(
+                calls,
+                control=control and BoundedControl(control, LOADS_AT_ONCE),
+                shared_memory=regions and regions.counted_by(self.traffic.budget),
+            ),
+            self.gate,
+            moments=self.threads.moments,
+            traffic=self.traffic,
+            headers=HeaderForwarding(pattern, secret) if pattern else None,
+        )
+        health = HealthServicer(calls.data_plane, self.lane_gate)
+        register(self.server, servicer, health, traffic=self.traffic, rules=self.rules)
 
     def listen_on_tcp(self, settings: Grpc, certificates: Certificates | None) -> int:
         """Return the port."""
@@ -392,29 +409,10 @@ class GrpcServer:
         self._socket: UnixSocket | None = None
         if not settings.enabled:
             return
-        pattern = settings.forward_headers
-        secret = [each.header for each in settings.restricted]
-        headers = HeaderForwarding(pattern, secret) if pattern else None
-        control, regions = calls.control, calls.shared_memory
 
         def side(*, unix: bool) -> Side:
-            rules = AccessRules.of(settings, unix=unix, tokens=tokens)
-            made = Side(settings, rules, calls.requests, max_inferences, unix=unix)
-            servicer = TritonServicer(
-                replace(
-                    calls,
-                    control=control and BoundedControl(control, LOADS_AT_ONCE),
-                    shared_memory=regions and regions.counted_by(made.traffic.budget),
-                ),
-                made.gate,
-                moments=made.threads.moments,
-                traffic=made.traffic,
-                headers=headers,
-            )
-            health = HealthServicer(calls.data_plane, made.lane_gate)
-            register(made.server, servicer, health, traffic=made.traffic, rules=rules)
-            self._sides.append(made)
-            return made
+            self._sides.append(Side(calls, settings, tokens, max_inferences, unix=unix))
+            return self._sides[-1]
 
         try:
             if settings.socket is not None:
