@@ -30,6 +30,7 @@ from edge_server.api.http.metrics import model_metrics
 from edge_server.api.http.sources import Sources
 from edge_server.board.board import JETPACKS
 from edge_server.cli.commands import COMMANDS
+from edge_server.cli.flags import GROUPS, Flag
 from edge_server.cli.verbs import EXIT_CODE_MEANINGS, Verb
 from edge_server.inference.registry import LoadedModel, ModelEntry, ModelState
 from edge_server.inference.statistics import ModelStatistics
@@ -47,7 +48,6 @@ PAGES = ROOT / "docs/reference"
 RESULTS = ROOT / "benchmarks/results"
 FIGURES = ROOT / "docs/figures.md"
 _FIGURES_BEGIN = "<!-- from here on written by scripts/reference_pages.py of benchmarks/results -->"
-FLAGS = ROOT / "edge_server/cli/flags/flags.txt"
 PROTO = ROOT / "edge_server/proto"
 _LANES = "edge/lanes/v1"
 _PERCEPTION = "edge/perception/v1"
@@ -189,19 +189,15 @@ def flags_page() -> str:
         "lists the same. Tritonserver's flags keep their names; a flag whose feature is absent "
         "here is refused, or accepted with a warning.\n"
     )
-    group: list[tuple[str, ...]] = []
-    heading = ""
-    for line in [*FLAGS.read_text().splitlines(), "End"]:
-        if line.startswith("  "):
-            flag, effect, about = (part.strip() for part in line.split("|", 2))
-            word = effect.split()[0]
-            what = f"`{word}`" if "." in word else {"special": ""}.get(word, word)
-            group.append((f"`--{flag}`", what, about))
-        elif line and not line.startswith("#"):
-            if group:
-                text += f"\n## {heading}\n\n" + _table(("flag", "setting", ""), iter(group))
-            heading, group = line.strip(), []
+    for heading, flags in GROUPS.items():
+        rows = ((f"`--{flag.spelling}`", _setting_of(flag), flag.text) for flag in flags)
+        text += f"\n## {heading}\n\n" + _table(("flag", "setting", ""), rows)
     return text
+
+
+def _setting_of(flag: Flag) -> str:
+    word = flag.effect.split()[0]
+    return f"`{word}`" if "." in word else {"special": ""}.get(word, word)
 
 
 def topics_page() -> str:

@@ -17,6 +17,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from edge_server.api.triton_calls import server_extensions
 from edge_server.backends.python import pb_utils
+from edge_server.cli.flags import GROUPS
 from edge_server.model_config.parse import ACCEPTED, ACTED_ON, ACTED_ON_BY, REFUSED
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "triton.md"
-FLAGS = ROOT / "edge_server" / "cli" / "flags" / "flags.txt"
 BEGIN = "<!-- from here on written by scripts/triton_table.py -->\n"
 _DEEPEST = 8
 # Triton's command line has all groups but this one.
@@ -148,20 +148,14 @@ def _backends(path: str) -> str:
 
 
 def _flags() -> Iterator[tuple[str, str, str]]:
-    title = ""
-    for line in FLAGS.read_text().splitlines():
-        if line and not line.startswith((" ", "#")):
-            title = line
-        if "|" not in line or line.startswith("#"):
-            continue
-        flag, effect, text = (part.strip() for part in line.split("|", 2))
-        word = effect.split()[0]
-        here = {"ignored": "without effect", "refused": "absent"}.get(word, "same")
-        if title == _OURS:
-            here = "only here"
-        elif flag.split()[0] in _DIFFERENT_FLAGS:
-            here = "different"
-        yield f"--{flag}", here, text
+    for title, flags in GROUPS.items():
+        for flag in flags:
+            here = {"ignored": "without effect", "refused": "absent"}.get(flag.effect, "same")
+            if title == _OURS:
+                here = "only here"
+            elif flag.name in _DIFFERENT_FLAGS:
+                here = "different"
+            yield f"--{flag.spelling}", here, flag.text
 
 
 def _rpcs() -> Iterator[tuple[str, str, str]]:

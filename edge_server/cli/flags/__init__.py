@@ -61,6 +61,10 @@ class Flag:
         return self.effect.partition(" ")[0] if "." in self.effect else ""
 
     @property
+    def spelling(self) -> str:
+        return f"{self.name} {self.value}".rstrip()
+
+    @property
     def help(self) -> str:
         before = {"ignored": "no effect: ", "refused": "only false: "}.get(self.effect, "")
         return f"{before}{self.text}" if self.text else f"sets {self.path}"
