@@ -41,20 +41,14 @@ PERCENTILES = (50, 90, 95, 99)
 _REQUEST_S = 60.0
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Of successful requests, in ms."""
-
-    mean: float
-    max: float
-    percentiles: dict[int, float]
-
-    @staticmethod
-    def of(latencies_ms: Sequence[float]) -> Latency:
-        """Return what `latencies_ms`, one at least, say."""
-        found = np.percentile(latencies_ms, PERCENTILES)
-        percentiles = dict(zip(PERCENTILES, map(float, found), strict=True))
-        return Latency(float(np.mean(latencies_ms)), float(np.max(latencies_ms)), percentiles)
+def latencies(found_ms: Sequence[float]) -> dict[str, float]:
+    """Return mean, greatest and percentiles of the requests' latencies, one at least, in ms."""
+    percentiles = zip(PERCENTILES, np.percentile(found_ms, PERCENTILES), strict=True)
+    return {
+        "mean": float(np.mean(found_ms)),
+        "max": float(np.max(found_ms)),
+        **{f"p{each}": float(value) for each, value in percentiles},
+    }
 
 
 @dataclass(frozen=True)
@@ -81,19 +75,18 @@ class Measurement:
     Attributes:
         per_s: inferences: requests, times the elements of a batch.
         stages: the model, and after it the members of an ensemble.
+        latency_ms: of successful requests, see `latencies`.
+        transport_ms: what a request takes beside its time in the server's model: gRPC and the
+            client.
     """
 
     concurrency: int
     per_s: float
     requests: int
     failed: int
-    latency: Latency
-    stages: tuple[StageTimes, ...] = ()
-
-    @property
-    def transport_ms(self) -> float:
-        """What a request takes beside its time in the server's model: gRPC and the client."""
-        return max(0.0, self.latency.mean - self.stages[0].total) if self.stages else 0.0
+    stages: tuple[StageTimes, ...]
+    latency_ms: Mapping[str, float]
+    transport_ms: float
 
 
 def measure(
@@ -130,13 +123,18 @@ def measure(
     if not latencies_ms:
         text = f"no request to '{config.name}' succeeded: {failures[-1]}"
         raise Unavailable(text) if isinstance(failures[-1], Unavailable) else InternalError(text)
+    stages, latency_ms = (
+        stages_between(config, before, _statistics(client)),
+        latencies(latencies_ms),
+    )
     return Measurement(
         concurrency=concurrency,
         per_s=batch * len(latencies_ms) / took_s,
         requests=len(latencies_ms),
         failed=len(failures),
-        latency=Latency.of(latencies_ms),
-        stages=stages_between(config, before, _statistics(client)),
+        stages=stages,
+        latency_ms=latency_ms,
+        transport_ms=max(0.0, latency_ms["mean"] - stages[0].total) if stages else 0.0,
     )
 
 
@@ -285,18 +283,6 @@ _HEAD = ("CONCURRENCY", "INFER/S", "MEAN ms", *(f"P{p}" for p in PERCENTILES), "
 _STAGES = ("CONCURRENCY", "MODEL", "REQUESTS", "TOTAL ms", "QUEUE", "INPUT", "INFER", "OUTPUT")
 
 
-def as_object(measured: Measurement) -> dict[str, Any]:
-    """Return one measurement as JSON has it."""
-    found = asdict(measured)
-    latency = found.pop("latency")
-    percentiles = {f"p{p}": value for p, value in latency.pop("percentiles").items()}
-    return {
-        **found,
-        "latency_ms": {**latency, **percentiles},
-        "transport_ms": measured.transport_ms,
-    }
-
-
 def report_lines(measurements: Sequence[Measurement]) -> Iterator[str]:
     """Yield a table of throughput and latency, and one of the stages in the server."""
     rows = [(*_HEAD, ""), *map(_row, measurements)]
@@ -319,11 +305,11 @@ def report_lines(measurements: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _row(measured: Measurement) -> tuple[str, ...]:
-    latency = measured.latency
+    names = ("mean", *(f"p{p}" for p in PERCENTILES), "max")
     return (
-        *(str(measured.concurrency), number(measured.per_s), number(latency.mean, 2)),
-        *(number(latency.percentiles[p], 2) for p in PERCENTILES),
-        *(number(latency.max, 2), str(measured.requests)),
+        *(str(measured.concurrency), number(measured.per_s)),
+        *(number(measured.latency_ms[name], 2) for name in names),
+        str(measured.requests),
         f"{measured.failed} failed" if measured.failed else "",
     )
 
@@ -334,7 +320,7 @@ def run_bench(arguments: argparse.Namespace) -> Iterable[str]:
         return _sweep(arguments)
     with connected(settings_of(arguments)) as client, _progress() as show:
         measurements = _measure_all(client, arguments, show)
-    found = {**_asked(arguments), "measurements": [as_object(each) for each in measurements]}
+    found = {**_asked(arguments), "measurements": list(map(asdict, measurements))}
     return answer(arguments, found, report_lines(measurements))
 
 
@@ -398,7 +384,7 @@ def _sweep(arguments: argparse.Namespace) -> Iterable[str]:
                 failure = " ".join(str(error).split())
                 failures.append(f"{settings}: {failure}")
             rows += [(settings, *_row(each)) for each in measured]
-            objects = [as_object(each) for each in measured]
+            objects = list(map(asdict, measured))
             found.append(
                 {**asdict(variant), "config_pbtxt": snippet}
                 | {"failure": failure, "measurements": objects}

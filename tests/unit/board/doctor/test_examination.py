@@ -61,6 +61,13 @@ _DESKTOP: Mapping[str, Mapping[str, Any]] = {
 _NO_CSI = "GStreamer has no nvarguscamerasrc; a CSI camera needs a Jetson; apt install nvidia-l4t"
 
 
+@pytest.fixture
+def orin(fake_board: FakeBoard) -> FakeBoard:
+    """With JetPack 6.2, on which all is as it should be."""
+    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+    return fake_board
+
+
 class Probes:
     """Answers as told here; a text is trouble."""
 
@@ -97,26 +104,23 @@ def told(known: Evidence, name: str) -> Finding:
     return run_checks(known)[name]
 
 
-def test_jetpack_6_2_on_orin_nx_is_well(fake_board: FakeBoard) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    known = evidence(fake_board)
+def test_jetpack_6_2_on_orin_nx_is_well(orin: FakeBoard) -> None:
+    known = evidence(orin)
     assert worse(known) == {}
     assert told(known, "jetpack").found == "JetPack 6.2 (L4T 36.4.3) on Jetson Orin NX 16GB"
     assert told(known, "nvdla").found == "2 cores"
 
 
 def test_another_python_than_jetpacks_own_finds_none_of_its_libraries(
-    fake_board: FakeBoard,
+    orin: FakeBoard,
 ) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    known = replace(evidence(fake_board), python="3.12.3")
+    known = replace(evidence(orin), python="3.12.3")
     assert worse(known) == {"jetpack": WARNING}
     assert "python3.10 -m venv --system-site-packages" in told(known, "jetpack").remedy
 
 
-def test_restarts_of_the_unit_are_told(fake_board: FakeBoard) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    known = evidence(fake_board, unit={**_HEALTHY["unit"], "NRestarts": "7"})
+def test_restarts_of_the_unit_are_told(orin: FakeBoard) -> None:
+    known = evidence(orin, unit={**_HEALTHY["unit"], "NRestarts": "7"})
     assert told(known, "unit").found == "active (running), restarted 7 times"
 
 
@@ -136,13 +140,12 @@ def test_restarts_of_the_unit_are_told(fake_board: FakeBoard) -> None:
     ],
 )
 def test_the_configuration_that_would_serve_each_model_is_told(
-    fake_board: FakeBoard, said: Any, level: Level, found: str, remedy: str
+    orin: FakeBoard, said: Any, level: Level, found: str, remedy: str
 ) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    config = fake_board.root / "config.toml"
+    config = orin.root / "config.toml"
     config.write_text('[repository]\npaths = ["/models"]\n')
     answer = said if isinstance(said, str) else {"m": said} if said else {}
-    finding = told(evidence(fake_board, config, would_serve=answer), "models")
+    finding = told(evidence(orin, config, would_serve=answer), "models")
     assert finding.level is level
     assert found in finding.found
     assert remedy in finding.remedy
@@ -195,10 +198,9 @@ def test_a_desktop_without_a_gpu_is_well(fake_board: FakeBoard) -> None:
     assert told(known, "driver").found == "no NVIDIA GPU: models run on the CPU"
 
 
-def test_a_jetson_that_has_lost_its_gpu_is_at_fault(fake_board: FakeBoard) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+def test_a_jetson_that_has_lost_its_gpu_is_at_fault(orin: FakeBoard) -> None:
     libraries = {name: _HEALTHY[name] for name in ("opencv", "gstreamer")}
-    known = evidence(fake_board, **{**_DESKTOP, **libraries})
+    known = evidence(orin, **{**_DESKTOP, **libraries})
     assert worse(known) == {
         "driver": FAULT,
         "cuda_runtime": WARNING,
@@ -209,16 +211,15 @@ def test_a_jetson_that_has_lost_its_gpu_is_at_fault(fake_board: FakeBoard) -> No
 
 
 def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
-    fake_board: FakeBoard,
+    orin: FakeBoard,
 ) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    fake_board.write("etc/group", f"video:x:{fake_board.video}:somebody\n")
-    fake_board.node("video0", label="vi-output, imx219 9-0010")
-    fake_board.power_modes("MAXN", "10W", "15W", "25W", current=2)
-    (fake_board.root / "run/systemd/timesync/synchronized").unlink()
+    orin.write("etc/group", f"video:x:{orin.video}:somebody\n")
+    orin.node("video0", label="vi-output, imx219 9-0010")
+    orin.power_modes("MAXN", "10W", "15W", "25W", current=2)
+    (orin.root / "run/systemd/timesync/synchronized").unlink()
     lost = "libnvdla_compiler.so: cannot open shared object file"
     known = evidence(
-        fake_board,
+        orin,
         driver={"init": 999, "error": "CUDA_ERROR_UNKNOWN"},
         tensorrt={"error": f"ImportError: {lost}"},
         pycuda="the process that tried was ended by SIGSEGV",
@@ -296,10 +297,9 @@ def test_a_broken_jetson_is_told_all_that_is_wrong_and_how_to_mend_it(
     ],
 )
 def test_one_thing_that_is_wrong_is_told_alone(
-    fake_board: FakeBoard, answers: dict[str, Any], wrong: dict[str, Level]
+    orin: FakeBoard, answers: dict[str, Any], wrong: dict[str, Level]
 ) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    assert worse(evidence(fake_board, **answers)) == wrong
+    assert worse(evidence(orin, **answers)) == wrong
 
 
 @pytest.mark.parametrize(
@@ -342,11 +342,10 @@ def test_one_thing_that_is_wrong_is_told_alone(
     ],
 )
 def test_one_file_that_is_wrong_is_told_alone(
-    fake_board: FakeBoard, spoil: Callable[[FakeBoard], object], wrong: dict[str, Level]
+    orin: FakeBoard, spoil: Callable[[FakeBoard], object], wrong: dict[str, Level]
 ) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    spoil(fake_board)
-    known = evidence(fake_board)
+    spoil(orin)
+    known = evidence(orin)
     if "unit" in wrong:  # whose user is not looked at then
         known = replace(known, board=replace(known.board, gpu_nodes=known.board.gpu_nodes[:1]))
     assert worse(known) == wrong
@@ -354,46 +353,41 @@ def test_one_file_that_is_wrong_is_told_alone(
 
 @pytest.mark.parametrize("mode", [0o440, 0o600])
 def test_whether_cuda_starts_as_the_daemons_user_decides_and_not_the_modes(
-    fake_board: FakeBoard, mode: int
+    orin: FakeBoard, mode: int
 ) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    fake_board.node("nvmap", mode)
+    orin.node("nvmap", mode)
     works = {**_HEALTHY["driver"], "uid": 990}
-    known = evidence(fake_board, driver=works)
+    known = evidence(orin, driver=works)
     assert worse(known) == {}
     assert told(known, "gpu_nodes").found == (
         "3 device files open to edge-server, 2 not, which CUDA does not need to start"
     )
     # As somebody else it tells nothing of that user.
-    known = evidence(fake_board, driver={**works, "uid": 1000})
+    known = evidence(orin, driver={**works, "uid": 1000})
     assert worse(known) == ({} if mode == 0o440 else {"gpu_nodes": FAULT})
     assert "as edge-server it is tried by: sudo edge-server doctor" in told(known, "driver").found
     refused = {"init": 999, "uid": 990, "error": "CUDA_ERROR_UNKNOWN"}
-    known = evidence(fake_board, driver=refused)
+    known = evidence(orin, driver=refused)
     assert told(known, "gpu_nodes").level is (OK if mode == 0o440 else FAULT)
 
 
 @pytest.mark.parametrize("code", [100, 801, 999])
-def test_a_cuda_that_may_not_open_the_gpu_means_two_groups(
-    fake_board: FakeBoard, code: int
-) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    known = evidence(fake_board, driver={"init": code, "uid": 990, "error": "CUDA_ERROR_X"})
+def test_a_cuda_that_may_not_open_the_gpu_means_two_groups(orin: FakeBoard, code: int) -> None:
+    known = evidence(orin, driver={"init": code, "uid": 990, "error": "CUDA_ERROR_X"})
     finding = told(known, "driver")
     assert finding.level is FAULT
     assert finding.remedy.startswith("sudo usermod -aG video,render edge-server, then ")
     assert "dmesg" in finding.remedy
 
 
-def test_the_driver_is_asked_as_the_daemons_user(fake_board: FakeBoard) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
+def test_the_driver_is_asked_as_the_daemons_user(orin: FakeBoard) -> None:
     asked = {}
 
     def asks(question: Probe) -> ProbeResult:
         asked[question.function.partition(":")[2]] = question.account
         return ProbeResult()
 
-    examine(None, fake_board.root, asks, NOW_S)
+    examine(None, orin.root, asks, NOW_S)
     account = asked.pop("driver")
     assert account is not None
     assert (account.name, account.uid) == ("edge-server", 990)
@@ -401,20 +395,19 @@ def test_the_driver_is_asked_as_the_daemons_user(fake_board: FakeBoard) -> None:
 
 
 def test_the_disk_must_have_room_and_be_writable_where_models_are_followed(
-    fake_board: FakeBoard, tmp_path: Path
+    orin: FakeBoard, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[repository]\nmode = "poll"\n')
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    known = evidence(fake_board, config)
+    known = evidence(orin, config)
     assert isinstance(known.disk, Disk)
-    assert known.disk.directory == fake_board.root / "var/lib/edge_server/store"
+    assert known.disk.directory == orin.root / "var/lib/edge_server/store"
     for change, level in (
         ({}, OK),
         ({"free_bytes": 500 << 20}, WARNING),
         ({"free_bytes": 1 << 20}, FAULT),
         ({"writable": False}, OK),  # systemd makes it when the unit starts first
-        ({"writable": False, "stands": fake_board.root / "var/lib/edge_server"}, FAULT),
+        ({"writable": False, "stands": orin.root / "var/lib/edge_server"}, FAULT),
     ):
         changed = replace(known, disk=replace(known.disk, **change))
         assert told(changed, "disk").level is level, change
@@ -492,15 +485,14 @@ def test_what_a_configured_camera_needs_is_a_fault_where_it_is_missing(
         assert "front" in told(known, name).found
 
 
-def test_a_csi_camera_that_the_kernel_has_not_found_is_a_fault(fake_board: FakeBoard) -> None:
-    fake_board.jetson("NVIDIA Jetson Orin NX", "p3767-0000", "36.4.3")
-    config = fake_board.write("etc/edge_server/config.toml", '[cameras.front]\nuri = "csi://0"\n')
-    known = evidence(fake_board, config)
+def test_a_csi_camera_that_the_kernel_has_not_found_is_a_fault(orin: FakeBoard) -> None:
+    config = orin.write("etc/edge_server/config.toml", '[cameras.front]\nuri = "csi://0"\n')
+    known = evidence(orin, config)
     assert worse(known)["argus"] == FAULT
     assert told(known, "argus").found.startswith("the kernel has found no CSI sensor: front ")
-    fake_board.node("video0", label="vi-output, imx219 9-0010")
-    fake_board.write("tmp/argus_socket", "")
-    assert told(evidence(fake_board, config), "argus").level is OK
+    orin.node("video0", label="vi-output, imx219 9-0010")
+    orin.write("tmp/argus_socket", "")
+    assert told(evidence(orin, config), "argus").level is OK
 
 
 @pytest.mark.parametrize(

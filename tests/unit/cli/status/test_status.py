@@ -39,7 +39,7 @@ nv_cpu_utilization 0.5
 """
 
 
-def metrics(**values: object) -> Scrape:
+def metrics(more: str = "", **values: object) -> Scrape:
     usual = {
         "version": "9.0",
         "frames": 100,
@@ -49,7 +49,7 @@ def metrics(**values: object) -> Scrape:
         "reloaded": 1,
         "waiting": 0,
     }
-    return Scrape(METRICS.format(**{**usual, **values}))
+    return Scrape(METRICS.format(**{**usual, **values}) + more)
 
 
 def statistics(count: int, ns: int, version: str = "1") -> Any:
@@ -216,11 +216,8 @@ def test_another_version_than_the_installed_one_waits_for_a_restart(board: Board
 
 def test_the_recorder_and_the_plans_have_lines(board: Board) -> None:
     settings = Settings(recorder=RecorderSection(mode="events"))
-    recorder = Scrape(
-        METRICS.format(
-            version="9.0", frames=1, sum_s=1, connected=1, reloaded=1, waiting=0, throttled=0
-        )
-        + "edge_recorder_ok 1.0\nedge_recorder_bytes_total 1048576.0\n"
+    recorder = metrics(
+        "edge_recorder_ok 1.0\nedge_recorder_bytes_total 1048576.0\n"
         "edge_recorder_dropped_total 0.0\nedge_recorder_lost_total 2.0\n"
     )
     found, text = report(board, settings, metrics=recorder)
