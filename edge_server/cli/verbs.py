@@ -12,7 +12,6 @@ import re
 import sys
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -271,34 +270,20 @@ def number(
     return parse
 
 
-def _digits(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(text)
-    return int(text)
+def form(pattern: str, read: Callable[..., Any], words: str) -> Callable[[str], Any]:
+    """Return a parser of a value that has the form `pattern`, whose groups `read` gets; `words` say
+    what it takes."""
+
+    def parse(text: str) -> Any:
+        if (found := re.fullmatch(pattern, text)) is None:
+            raise argparse.ArgumentTypeError(f"{text}: {words}")
+        return read(*found.groups())
+
+    return parse
 
 
-positive = number(_digits, lambda value: value >= 1, "a whole number, 1 or above")
-whole_number = number(_digits, lambda _: True, "a whole number, 0 or above")
-seconds = number(float, lambda value: 0 <= value < 1e6, "seconds, 0 or above")
-
-
-def version(text: str) -> int:
-    if not text.isdecimal() or text.startswith("0"):
-        raise argparse.ArgumentTypeError(f"{text}: a version is a whole number from 1")
-    return int(text)
-
-
-def _sha256(text: str) -> str:
-    digest = text.removeprefix("sha256:").lower()
-    if len(digest) != 64:
-        raise argparse.ArgumentTypeError(f"{text}: a sha256 has 64 hexadecimal digits")
-    return _digest(digest)
-
-
-def _digest(text: str) -> str:
-    if not text or len(text) > 64 or not set(text) <= set("0123456789abcdef"):
-        raise argparse.ArgumentTypeError(f"{text}: a digest is hexadecimal, as `list` shows it")
-    return text
+def _floats(*texts: str) -> tuple[float, ...]:
+    return tuple(map(float, texts))
 
 
 def _time(text: str) -> datetime:
@@ -353,13 +338,6 @@ def file_with(*suffixes: str) -> Callable[[str], Path]:
     return parse
 
 
-def _named_file(text: str) -> tuple[str, Path]:
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"{text}: give it as NAME=FILE")
-    return name, Path(path)
-
-
 def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     """Return a parser of `1,2,4` and `1:4` (from, to), of numbers from `least` on."""
 
@@ -392,28 +370,16 @@ def _angle(text: str) -> float:
     return value
 
 
-def _size(text: str) -> tuple[int, int]:
-    width, times, height = text.partition("x")
-    if not times:
-        raise argparse.ArgumentTypeError(f"{text}: write it as 1280x720")
+def _size(width: str, height: str) -> tuple[int, int]:
     return _in_range(int, 16, "a width")(width), _in_range(int, 16, "a height")(height)
-
-
-def _floats(form: str, text: str) -> tuple[float, ...]:
-    """Parse numbers between the signs that `form` has, up to its first space."""
-    signs = [sign for sign in form.partition(" ")[0].rstrip(",") if sign in ",="]
-    try:
-        found = tuple(map(float, re.split("[,=]", text)))
-    except ValueError:
-        found = ()
-    if len(found) != len(signs) + 1 or [sign for sign in text if sign in ",="] != signs:
-        raise argparse.ArgumentTypeError(f"{text}: write it as {form}")
-    return found
 
 
 SHELLS = ("bash", "zsh", "fish")
 # Words for a value that is a path.
 PATHS = ("DIR", "FILE", "FOLDER", "PATH", "PICTURE", "PICTURES", "PNG", "KEY", "PUB", "SRC", "DST")
+_FLOAT = r"([-+]?(?:\d+\.?\d*|\.\d+))"
+_POSITIVE = form(r"(0*[1-9]\d*)", int, "give a whole number, 1 or above")
+_WHOLE = form(r"(\d+)", int, "give a whole number, 0 or above")
 # How a value is read, or its choices, by the word for it or by its flag; others are texts.
 FORMS: Mapping[str, Callable[[str], Any] | tuple[str, ...]] = {
     **dict.fromkeys(PATHS, lambda text: Path(text).expanduser()),
@@ -425,18 +391,20 @@ FORMS: Mapping[str, Callable[[str], Any] | tuple[str, ...]] = {
     "FORMAT": _FORMATS,
     "IMAGE": file_with(".png", ".jpg"),
     "RESULT": file_with(".png", ".jpg", ".npz"),
-    "N": positive,
-    "PORT": positive,
-    "COUNT": whole_number,
-    "CORE": whole_number,
+    "N": _POSITIVE,
+    "PORT": _POSITIVE,
+    "COUNT": _WHOLE,
+    "CORE": _WHOLE,
     "N,…": numbers(1),
     "US,…": numbers(0),
-    "S": seconds,
+    "S": number(float, lambda value: 0 <= value < 1e6, "seconds, 0 or above"),
     "--seconds": number(float, lambda value: 0 < value <= 3600, "seconds, above 0, up to 3600"),
     "--interval": number(float, lambda value: 0.1 <= value < 1e6, "seconds, 0.1 or above"),
-    "VERSION": version,
-    "D": _digest,
-    "--sha256": _sha256,
+    "VERSION": form(r"([1-9]\d*)", int, "a version is a whole number from 1"),
+    "D": form("([0-9a-f]{1,64})", str, "a digest is hexadecimal, as `list` shows it"),
+    "--sha256": form(
+        "(?:sha256:)?([0-9A-Fa-f]{64})", str.lower, "a sha256 has 64 hexadecimal digits"
+    ),
     "--limit": number(float, lambda value: 0 <= value <= 1, "a share, 0 to 1"),
     "--tolerance": float,
     "PERCENT": number(float, lambda value: 0 <= value <= 100, "percent, 0 to 100"),
@@ -444,12 +412,18 @@ FORMS: Mapping[str, Callable[[str], Any] | tuple[str, ...]] = {
     "--max-celsius": float,
     "NAMES": _names,
     "NAME:SHAPE[:TYPE]": _tensor,
-    "NAME=FILE": _named_file,
+    "NAME=FILE": form(
+        "([^=]+)=(.+)", lambda name, path: (name, Path(path)), "give it as NAME=FILE"
+    ),
     "METRES": float,
     "--lane-width": _in_range(float, 0.1, "metres"),
     "DEG": float,
     "--fov": _angle,
-    "WxH": _size,
-    "U,V=X,Y": partial(_floats, "U,V=X,Y, like 512,630=6.0,1.5"),
-    "X,Y": partial(_floats, "X,Y in metres, like 6.0,0.9"),
+    "WxH": form("([^x]*)x(.*)", _size, "write it as 1280x720"),
+    "U,V=X,Y": form(
+        f"{_FLOAT},{_FLOAT}={_FLOAT},{_FLOAT}",
+        _floats,
+        "write it as U,V=X,Y, like 512,630=6.0,1.5",
+    ),
+    "X,Y": form(f"{_FLOAT},{_FLOAT}", _floats, "write it as X,Y in metres, like 6.0,0.9"),
 }
