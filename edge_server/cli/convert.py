@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_server.cli.check import check
-from edge_server.cli.main import command_line
+from edge_server.cli.main import run_command
 from edge_server.cli.model_push import read_model
 from edge_server.cli.verbs import FAILED, OK
-from edge_server.errors import InternalError, InvalidRequest, ModelConfigError, Unavailable
+from edge_server.errors import InvalidRequest, ModelConfigError, Unavailable
 from edge_server.gpu.device import Devices
 from edge_server.model_config.files import CONFIG_NAME
 from edge_server.model_config.parse import read_model_config
@@ -27,7 +27,6 @@ from edge_server.tools.convert.formats import (
     read_source,
     source_format,
 )
-from edge_server.tools.plan import build_for_people, find_target, verify
 
 if TYPE_CHECKING:
     import argparse
@@ -78,28 +77,6 @@ def accept(
         raise Unavailable("\n".join(findings.unavailable))
 
 
-def build_plan(directory: Path, version: int, *, strongly_typed: bool) -> None:
-    """Build the plan of the model in `directory` with `plan build`, and hold it to `plan verify`.
-
-    Args:
-        version: which holds the ONNX file.
-        strongly_typed: calculate in the types of the ONNX file.
-
-    Raises:
-        Unavailable: there is no TensorRT or no GPU here.
-        InternalError: the plan's outputs are not those of the ONNX file.
-    """
-    flags = ["--strongly-typed"] if strongly_typed else []
-    words = ["plan", "build", str(directory), "--version", str(version), *flags]
-    given = command_line().parse_args(words)
-    build_for_people(find_target(str(directory), (), version), given)
-    found = verify(find_target(str(directory), (), version), None, 4)
-    for line in found.lines:
-        print(line)
-    if not found.agrees:
-        raise InternalError(f"{directory.name}: the plan's outputs differ from the ONNX file's")
-
-
 def convert(arguments: argparse.Namespace) -> int:
     """Convert as `arguments` say; return the exit code. Nothing is written unless it succeeds."""
     source = read_source(arguments.src)
@@ -129,7 +106,11 @@ def convert(arguments: argparse.Namespace) -> int:
         print(f"the result agrees with {source.path} on {inputs}")
         directory = conversion.write(made, target.name)
         if arguments.to == "plan":
-            build_plan(directory, arguments.version, strongly_typed=conversion.precision != "fp32")
+            of_it = [str(directory), "--version", str(arguments.version)]
+            typed = ["--strongly-typed"] if conversion.precision != "fp32" else []
+            for words in (["plan", "build", *of_it, *typed], ["plan", "verify", *of_it]):
+                if code := run_command(words):
+                    return code
         accept(directory, *conversion.interpreter(), _show)
         print(f"{target}: {_place(directory, target, arguments.version)}")
     return OK

@@ -141,14 +141,6 @@ def target_of(arguments: argparse.Namespace) -> Target:
     return find_target(arguments.model, repositories, arguments.version, settings.config_name)
 
 
-def build_plan(arguments: argparse.Namespace) -> None:
-    build_for_people(target_of(arguments), arguments)
-
-
-def inspect_plan(arguments: argparse.Namespace) -> Iterator[str]:
-    return inspect(target_of(arguments), layers=arguments.layers, as_json=arguments.json)
-
-
 def verify_plan(arguments: argparse.Namespace) -> int:
     """Print how far a plan is off; return the exit code."""
     found = verify(target_of(arguments), arguments.tolerance, arguments.samples)
@@ -178,8 +170,9 @@ def _config(files: ModelFiles, config_name: str) -> ModelConfig:
     return ModelConfig.of(message)
 
 
-def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
-    """Build the plan of `target` with the options of its configuration and `arguments`."""
+def build_plan(arguments: argparse.Namespace) -> Iterator[str]:
+    """Build a plan with the options of its configuration and `arguments`; yield what it is."""
+    target = target_of(arguments)
     require_onnx(target)
     options = requested_options(target.options, arguments)
     # Which version builds matters to FP16 alone, and it takes a process to ask.
@@ -200,10 +193,9 @@ def build_for_people(target: Target, arguments: argparse.Namespace) -> None:
             side_car = make_plan(onnx, plan, options, run, bar, timing_cache=timing_cache)
     finally:
         bar.close()
-    for line in _summary(target, plan, side_car, options):
-        print(line)
+    yield from _summary(target, plan, side_car, options)
     if bar.warnings and not arguments.verbose:
-        print(f"TensorRT warned {bar.warnings} times; --verbose shows it")
+        yield f"TensorRT warned {bar.warnings} times; --verbose shows it"
 
 
 def _built_of(target: Target, side_car: SideCar | None) -> Path:
@@ -300,13 +292,14 @@ class BuildBar:
         self._progress.stop()
 
 
-def inspect(target: Target, *, layers: bool, as_json: bool) -> Iterator[str]:
-    """Yield the side-car of the plan of `target`, a line per fact.
+def inspect_plan(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield the side-car of a plan, a line per fact.
 
     Raises:
         ModelConfigError: the plan or its side-car is missing.
-        Unavailable: `layers` is set, and this device cannot read them.
+        Unavailable: this device cannot read the layers that are asked for.
     """
+    target = target_of(arguments)
     with reading(target.plan):
         if not target.plan.exists():
             raise ModelConfigError(
@@ -319,12 +312,12 @@ def inspect(target: Target, *, layers: bool, as_json: bool) -> Iterator[str]:
             f"{side_car_path(target.plan)}: missing, so nothing is known of {target.plan.name}; "
             f"run `edge-server plan build {target.name}`"
         )
-    if as_json:
+    if arguments.json:
         yield encode(side_car).decode().rstrip()
         return
     yield from _inspection_lines(side_car)
     yield from _fit(target)
-    if layers:
+    if arguments.layers:
         yield from _layers(target, side_car)
 
 
