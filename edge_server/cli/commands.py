@@ -2,15 +2,23 @@
 
 The first line of a verb has its words, `module:function` below edge_server, and its help in short.
 A verb without a function has verbs below it. Then come its arguments (see `verbs.add_arguments`),
-where `@name` stands for those that several verbs have; what it is about; examples behind `$`; exit
-codes; and behind `!` what is printed when a user interrupts it, or one below it.
-
-`run` and `check` have the flags of all settings, which are in `flags`.
+where `@name` stands for those that several verbs have, and `@settings` for the flags of all
+settings, which are in `flags`; what it is about; examples behind `$`; exit codes; and behind `!`
+what is printed when a user interrupts it, or one below it.
 """
 
 from __future__ import annotations
 
 COMMANDS = """\
+run | cli.run:run | the daemon
+    @settings
+  Runs the daemon until SIGTERM.
+
+check | cli.run:run_check | validate settings and model repository, start nothing
+    @settings
+    --strict  what has no effect is an error
+  Finds what `run` would trip over with these flags; without any, with /etc/edge_server/config.toml.
+
 models | | deliver, list, verify and sign models
   Delivers models so that a daemon which follows the repository never sees half of one: a copy
   under a dot name, with a manifest of every file's size and sha256, then one rename. The previous

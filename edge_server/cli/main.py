@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_server import errors
 from edge_server.cli.commands import COMMANDS
-from edge_server.cli.flags import add_settings_flags, nearest
-from edge_server.cli.run import INSTALLED
+from edge_server.cli.flags import nearest
 from edge_server.cli.verbs import INTERRUPTED, OK, PATHS, Verb, add_verbs, report
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 def _unknown_verb(argv: Sequence[str]) -> str:
     """Return what is wrong with the verb of a command, with the nearest one; empty if nothing."""
-    below = [verb.name.split() for verb in (*_DAEMON, *Verb.all_of(COMMANDS))]
+    below = [verb.name.split() for verb in Verb.all_of(COMMANDS)]
     for given, word in enumerate(argv):
         known = list(dict.fromkeys(words[given] for words in below if len(words) > given))
         if word.startswith("-") or not known:
@@ -92,18 +91,6 @@ def _ours(error: errors.EdgeServerError | OSError | ModuleNotFoundError) -> erro
     return errors.EdgeServerError(f"the output cannot be written: {error.strerror}")
 
 
-_DAEMON = (
-    Verb("run", "cli.run:run", "the daemon", about="Runs the daemon until SIGTERM."),
-    Verb(
-        "check",
-        "cli.run:run_check",
-        "validate settings and model repository, start nothing",
-        about="Looks for what `run` would trip over with the same flags, and starts nothing. "
-        f"Without any flag it takes the settings of the installed service, {INSTALLED}.",
-    ),
-)
-
-
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
     return _command_line()[0]
@@ -119,23 +106,6 @@ def _command_line() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print it and exit")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for verb in _DAEMON:
-        each = verbs.add_parser(
-            verb.name,
-            help=verb.text,
-            description=verb.about,
-            usage=f"edge-server {verb.name} [FLAG ...]",
-            allow_abbrev=False,
-            add_help=False,
-        )
-        add_settings_flags(each, verb.name)
-        if verb.name == "check":
-            each.add_argument(
-                "--strict",
-                action="store_true",
-                help="what has no effect is an error",
-            )
-        each.set_defaults(verb=verb)
     return parser, add_verbs(parser.prog, verbs, Verb.all_of(COMMANDS))
 
 

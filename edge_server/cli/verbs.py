@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_server import errors
+from edge_server.cli.flags import add_settings_flags
 from edge_server.process.logs import journal_prefix, logs_fields, logs_json
 from edge_server.process.text import masked, shown
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SETTINGS = "@settings"
 OK = 0
 FAILED = 1
 USAGE = 2
@@ -170,9 +172,11 @@ def add_verbs(program: str, parsers: Any, verbs: Sequence[Verb]) -> list[argpars
             epilog="\n\n".join(filter(None, (_examples(program, verb, verbs), verb.codes))),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
+            add_help=not verb.arguments.startswith(_SETTINGS),
         )
         added = list(add_arguments(each, verb.arguments))
         flags = [name for action in added for name in action.option_strings]
+        flags += each.get_default("flags") or ()
         interrupted = verb.interrupted or interrupted
         each.set_defaults(verb=verb, flags=flags, interrupted=interrupted)
         if not verb.run:
@@ -199,13 +203,16 @@ def add_arguments(parser: argparse.ArgumentParser, text: str) -> Iterator[argpar
     `WORD` alone, take a value, read as `FORMS` has it; `WORD...` several, `[WORD]` perhaps one, and
     `[WORD=X]` means X where it is not given; `WORD!` must be given; `WORD = X` has the default X;
     `{a,b}` are choices. Of flags behind `|` exactly one is given. A line that ends with a colon
-    titles a group.
+    titles a group. `@settings` stands for the flags of all settings.
     """
     place: Any = parser
     one: Any = None
     for block in re.split(r"\n(?=\S)", text) if text else ():
         spec, *rest = re.split(r"  +|\n *", block, maxsplit=1)
         about = " ".join(" ".join(rest).split())
+        if spec == _SETTINGS:
+            add_settings_flags(parser)
+            continue
         if spec.endswith(":"):
             place = parser.add_argument_group(spec[:-1])
             continue

@@ -30,8 +30,8 @@ _SECRET = frozenset({"grpc-restricted-protocol", "http-restricted-api"})
 
 _EXAMPLES = """\
 examples:
-  edge-server {verb} --model-repository models --camera front=road.mp4 --mqtt localhost:1883
-  edge-server {verb} --config /etc/edge_server/config.toml
+  {program} --model-repository models --camera front=road.mp4 --mqtt localhost:1883
+  {program} --config /etc/edge_server/config.toml
 
 A configuration file can set all of this and more; a flag counts more than the file. BOOL is true or
 false. --help-triton also lists tritonserver's flags that set nothing here, and its deprecated ones,
@@ -131,13 +131,14 @@ def _read_table() -> dict[str, tuple[Flag, ...]]:
 GROUPS: Mapping[str, tuple[Flag, ...]] = MappingProxyType(_read_table())
 
 
-def add_settings_flags(parser: argparse.ArgumentParser, verb: str) -> None:
+def add_settings_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each setting of the command line, and every flag of tritonserver.
 
     `parser` must have no help of its own.
     """
     parser.formatter_class = _Wide
-    parser.epilog = _EXAMPLES.format(verb=verb)
+    parser.usage = f"{parser.prog} [FLAG ...]"
+    parser.epilog = _EXAMPLES.format(program=parser.prog)
     actions: dict[argparse.Action, Flag] = {}
     shown = {flag for title in GROUPS for flag in GROUPS[title] if title not in _TRITONS}
     add = parser.add_argument

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
 ALL = Verb.all_of(COMMANDS)
-VERBS = ["run", "check", *(verb.name for verb in ALL)]
+VERBS = [verb.name for verb in ALL]
 
 
 @pytest.fixture(scope="module")
