@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -127,10 +127,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, eq=False):
     reschedule: Callable[[Callable[[], None]], None] | None = None
 
     def host_inputs(self) -> Tensors:
-        for tensor in self.inputs.values():
-            if not isinstance(tensor.array, np.ndarray):
-                return {name: on_host(each, self.copied) for name, each in self.inputs.items()}
-        return self.inputs
+        return all_on_host(self.inputs, self.copied)
 
 
 class Phases(msgspec.Struct, frozen=True, gc=False):
@@ -431,18 +428,26 @@ class BackendParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 P = TypeVar("P", bound=BackendParameters)
 
 
-def check_parameters(files: ModelFiles, config: ModelConfig, kind: type[BackendParameters]) -> None:
-    """Check the configuration's parameters against `kind`, so that `parameters_of` succeeds. Raises
-    ModelConfigError where one is unknown, or its value does not fit its type."""
-    of_others = OF_EVERY_MODEL - set(kind.__struct_encode_fields__)
-    own = {k: v for k, v in config.parameters.items() if k not in of_others}
+def check_parameters(
+    files: ModelFiles, config: ModelConfig, kind: type[P], *, others: bool = False
+) -> P:
+    """Return the configuration's parameters that `kind` knows; with `others` it may have more: of
+    other backends, the plan builder, clients. Raises ModelConfigError where one is unknown, or its
+    value does not fit its type."""
+    known = kind.__struct_encode_fields__
+    theirs = OF_EVERY_MODEL - set(known)
+    own = {
+        name: value
+        for name, value in config.parameters.items()
+        if (name in known if others else name not in theirs)
+    }
     try:
-        msgspec.convert(own, kind, strict=False)
+        return msgspec.convert(own, kind, strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_encode_fields__) or "none"
-        mistake = value_mistake(str(error), config.parameters)
+        mistake = value_mistake(str(error), own)
         raise ModelConfigError(
-            f"{files.config_path}: parameters: {mistake}; backend '{config.backend}' knows: {known}"
+            f"{files.config_path}: parameters: {mistake}; backend '{config.backend}' knows: "
+            f"{', '.join(known) or 'none'}"
         ) from error
 
 
@@ -459,13 +464,8 @@ def log_unknown_parameters(config: ModelConfig, known: Collection[str], shown: s
         )
 
 
-def ours(config: ModelConfig, kind: type[BackendParameters]) -> ModelConfig:
-    """Return the configuration without the parameters of others, which `kind` does not know: other
-    backends, the plan builder, clients."""
-    known = kind.__struct_encode_fields__
-    return replace(config, parameters={k: v for k, v in config.parameters.items() if k in known})
-
-
 def parameters_of(config: ModelConfig, kind: type[P]) -> P:
     """Return the parameters that `kind` knows; `check_parameters` has validated them."""
-    return msgspec.convert(ours(config, kind).parameters, kind, strict=False)
+    known = kind.__struct_encode_fields__
+    own = {name: value for name, value in config.parameters.items() if name in known}
+    return msgspec.convert(own, kind, strict=False)

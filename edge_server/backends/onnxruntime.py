@@ -44,7 +44,6 @@ from edge_server.backends.contract import (
     Tensors,
     check_parameters,
     log_unknown_parameters,
-    ours,
     parameters_of,
     rows_of,
 )
@@ -228,11 +227,10 @@ class OnnxRuntimeParameters(BackendParameters, frozen=True):
 
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """Complete names, types, shapes and the batch size from the ONNX file: see `complete_from`."""
-    own = ours(config, OnnxRuntimeParameters)
-    check_parameters(files, own, OnnxRuntimeParameters)
-    known = ", ".join(OnnxRuntimeParameters.__struct_encode_fields__)
-    log_unknown_parameters(config, own.parameters, known)
-    for name in sorted(_CUDA_WORDS.keys() & own.parameters.keys()):
+    check_parameters(files, config, OnnxRuntimeParameters, others=True)
+    known = OnnxRuntimeParameters.__struct_encode_fields__
+    log_unknown_parameters(config, known, ", ".join(known))
+    for name in sorted(_CUDA_WORDS.keys() & config.parameters.keys()):
         if all(placement.gpu is None for placement in _placements(config)):
             log.warning(
                 "model %s: parameter '%s' has no effect here: no instance is on a GPU",

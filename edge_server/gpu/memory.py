@@ -8,6 +8,7 @@ import math
 import threading
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -282,6 +283,51 @@ class _PinnedMemory:
 
     def array(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         return np.asarray(self).view(dtype).reshape(tuple(shape))
+
+
+@dataclass(frozen=True)
+class ByteSpan:
+    """A view on a part of device memory, without ownership."""
+
+    pointer: int
+    nbytes: int
+
+
+class StagingBuffer:
+    """Device memory for one tensor, with its counterpart on the host.
+
+    Where the GPU accesses the host's memory both are the same (mapped pinned memory), and no copy
+    is made. Otherwise pinned memory stands beside the device memory, for asynchronous copies; if
+    not `pinned`, copies go directly from and to the caller's array, and `host` is None."""
+
+    def __init__(self, device: Device, nbytes: int, *, mapped: bool, pinned: bool) -> None:
+        self._device = device
+        self._pinned = pinned
+        self.nbytes = max(1, nbytes)
+        self.is_mapped = mapped
+        self.host: NDArray[np.uint8] | None = None
+        self._memory: DeviceMemory | MappedMemory
+        if mapped:
+            self._memory = MappedMemory(device, (self.nbytes,), np.uint8)
+            self.host = self._memory.array
+        else:
+            self._memory = DeviceMemory(device, self.nbytes)
+            if pinned:
+                self.host = pinned_array(device, (self.nbytes,), np.uint8)
+
+    @property
+    def pointer(self) -> int:
+        return self._memory.pointer
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self.nbytes if self.is_mapped or self.host is None else 2 * self.nbytes
+
+    def larger(self, nbytes: int) -> StagingBuffer:
+        return StagingBuffer(self._device, nbytes, mapped=self.is_mapped, pinned=self._pinned)
+
+    def span(self, begin: int, nbytes: int) -> ByteSpan:
+        return ByteSpan(self.pointer + begin, nbytes)
 
 
 class BufferPool:

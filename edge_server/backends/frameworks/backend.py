@@ -17,14 +17,12 @@ from edge_server.backends.contract import (
     BackendParameters,
     check_parameters,
     log_unknown_parameters,
-    ours,
     parameters_of,
 )
 from edge_server.backends.frameworks.runner import ModelFile
 from edge_server.backends.python.backend import (
     PythonModel,
     check_sandbox,
-    checked_parameters,
     run_for_completion,
 )
 from edge_server.backends.python.context import ModelContext, ModelProgram, PythonParameters
@@ -118,8 +116,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     it is read in its own process, within `initialize_timeout_s`."""
     framework = _FRAMEWORKS[config.backend]
     directory = files.versions[version]
-    parameters = checked_parameters(files, config)
-    check_parameters(files, ours(config, framework.parameters), framework.parameters)
+    parameters = check_parameters(files, config, PythonParameters, others=True)
+    check_parameters(files, config, framework.parameters, others=True)
     known = framework.parameters.__struct_fields__
     also = PythonParameters.__struct_fields__
     log_unknown_parameters(config, (*known, *also), ", ".join(known) or "none")
@@ -136,7 +134,8 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
         # An import of the framework less; each instance checks the configuration when it starts.
         config = complete_from(files, config, _configured(config))
     else:
-        found = run_for_completion(directory, config, parameters, program)
+        context = ModelContext(directory, config, parameters, program=program)
+        found = run_for_completion(context)
         if (signature := _decoded(found)) is None:
             _require_tensors(files, config, path)
         else:

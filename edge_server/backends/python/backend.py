@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.backends.contract import Model, check_parameters, ours, parameters_of
+from edge_server.backends.contract import Model, check_parameters, parameters_of
 from edge_server.backends.python import messages as m
 from edge_server.backends.python import sandbox
 from edge_server.backends.python.context import (
@@ -31,7 +31,6 @@ from edge_server.backends.python.context import (
     ModelLog,
     ModelProgram,
     PythonParameters,
-    start_message,
 )
 from edge_server.backends.python.environments import environment_of, interpreter_of
 from edge_server.backends.python.in_flight import latest_deadline
@@ -80,11 +79,9 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
             "of the version directory that can be imported, such as model.py"
         )
     require_path(Path(config.program or directory, filename), config.name)
-    parameters = checked_parameters(files, config)
-    program = _program(directory, config)
-    if config.completion.auto and (
-        completed := run_for_completion(directory, config, parameters, program)
-    ):
+    parameters = check_parameters(files, config, PythonParameters, others=True)
+    context = ModelContext(directory, config, parameters, program=_program(directory, config))
+    if config.completion.auto and (completed := run_for_completion(context)):
         config = _merged(files, config, completed)
     if config.max_batch_size > 0 and not config.inputs:
         raise ModelConfigError(
@@ -130,27 +127,15 @@ def check_sandbox(path: Path, config: ModelConfig, *, warn: bool = False) -> Non
         log.warning("model %s: its sandbox is not whole: this kernel has %s", config.name, line)
 
 
-def checked_parameters(files: ModelFiles, config: ModelConfig) -> PythonParameters:
-    """Return the backend's parameters. Raises: ModelConfigError: a value is invalid."""
-    check_parameters(files, ours(config, PythonParameters), PythonParameters)
-    return parameters_of(config, PythonParameters)
-
-
-def run_for_completion(
-    directory: Path,
-    config: ModelConfig,
-    parameters: PythonParameters,
-    program: ModelProgram,
-) -> str:
+def run_for_completion(context: ModelContext) -> str:
     """Return as JSON what the model makes of its configuration, in its own process: a user's model
     the completed one, empty where it has no function for that; a framework's its signature.
     """
-    path = directory / config.default_model_filename
-    check_sandbox(path, config)
-    within_s = parameters.initialize_timeout_s
+    path, name = context.path, context.config.name
+    check_sandbox(path, context.config)
+    within_s = context.parameters.initialize_timeout_s
     try:
-        model_log = ModelLog(config.name)
-        process = ChildProcess(config.name, parameters.arena_bytes, model_log, program.interpreter)
+        process = ChildProcess(name, context, ModelLog(name))
     except OSError as error:
         raise ModelLoadError(f"{path}: no process can be started: {error}") from error
 
@@ -162,8 +147,7 @@ def run_for_completion(
             process.channel.send(m.QueryResult(message.number, failure=failure))
 
     try:
-        start = start_message(directory, config, complete=True, program=program)
-        started = process.start(start, within_s, other=refuse)
+        started = process.start(context.start(complete=True), within_s, other=refuse)
     except ChannelClosed:
         raise ModelLoadError(f"{path}: auto_complete_config: {process.ending()}") from None
     finally:
@@ -315,9 +299,7 @@ class PythonInstance:
         # When the session last looked after the execution; see `InstancePool.running_since`.
         self.progressed_at = 0.0
         self._model_name = context.config.name
-        self._start = start_message(
-            context.directory, context.config, name, program=context.program, placement=placement
-        )
+        self._start = context.start(name, placement)
         self._log = ModelLog(self._model_name)
         self._backoff = Backoff(first_s=0.1, longest_s=30.0)
         self._lock = threading.Lock()
@@ -404,10 +386,8 @@ class PythonInstance:
         """Run one session of the process, then wait for the backoff delay."""
         del now
         self._started_s = None
-        arena_bytes = self._context.parameters.arena_bytes
         try:
-            interpreter = self._context.program.interpreter
-            process = ChildProcess(self.name, arena_bytes, self._log, interpreter)
+            process = ChildProcess(self.name, self._context, self._log)
         # Also a ValueError, for a name with a NUL.
         except Exception as error:  # noqa: BLE001  # any other would leave `open` waiting for ever
             self._why_down = f"its process cannot be started: {error}"

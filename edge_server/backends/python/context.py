@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from edge_server.backends.contract import BackendParameters, ModelMetric
+from edge_server.backends.contract import STANDALONE, BackendParameters, ModelMetric
 from edge_server.backends.python import sandbox
 from edge_server.backends.python.environments import NO_ENVIRONMENT, Environment
 from edge_server.backends.python.messages import Start
@@ -255,9 +255,6 @@ class ModelProgram:
     check: Callable[[str], object] = str
 
 
-USERS_PROGRAM = ModelProgram()
-
-
 @dataclass(frozen=True)
 class ModelContext:
     """One version of a model, as its instances know it; `server_context` resolves and loads other
@@ -266,13 +263,17 @@ class ModelContext:
     directory: Path
     config: ModelConfig
     parameters: PythonParameters
-    server_context: ServerContext
+    server_context: ServerContext = STANDALONE
     metrics: MetricBook = field(default_factory=MetricBook)
-    program: ModelProgram = USERS_PROGRAM
+    program: ModelProgram = ModelProgram()
 
     @property
     def version(self) -> str:
         return self.directory.name
+
+    @property
+    def path(self) -> Path:
+        return self.directory / self.config.default_model_filename
 
     @property
     def outputs(self) -> list[str]:
@@ -280,40 +281,33 @@ class ModelContext:
         states = sequences.states if sequences else ()
         return [spec.name for spec in self.config.outputs] + [s.output_name for s in states]
 
-
-def start_message(
-    directory: Path,
-    config: ModelConfig,
-    instance: str = "",
-    *,
-    complete: bool = False,
-    program: ModelProgram = USERS_PROGRAM,
-    placement: Placement = ON_CPU,
-) -> Start:
-    """Build the first message to a process; as in Triton, the arguments of `initialize` are all
-    strings."""
-    directory = directory.resolve()
-    rules = sandbox.rules_of(config.completion.python)
-    arguments = {
-        "model_config": json.dumps(config_json(config.message)),
-        "model_instance_kind": placement.kind,
-        "model_instance_name": instance,
-        "model_instance_device_id": str(placement.gpu or 0),
-        "model_repository": str(directory.parent),
-        "model_version": directory.name,
-        "model_name": config.name,
-        **program.arguments,
-    }
-    return Start(
-        complete,
-        arguments,
-        str(directory),
-        config.default_model_filename,
-        sandbox.working_directory(rules),
-        config.decoupled,
-        rules,
-        program.runner,
-        config.program,
-        program.environment.root,
-        program.environment.packages,
-    )
+    def start(
+        self, instance: str = "", placement: Placement = ON_CPU, *, complete: bool = False
+    ) -> Start:
+        """Return the first message to a process; as in Triton, the arguments of `initialize` are
+        all strings."""
+        config, program, directory = self.config, self.program, self.directory.resolve()
+        rules = sandbox.rules_of(config.completion.python)
+        arguments = {
+            "model_config": json.dumps(config_json(config.message)),
+            "model_instance_kind": placement.kind,
+            "model_instance_name": instance,
+            "model_instance_device_id": str(placement.gpu or 0),
+            "model_repository": str(directory.parent),
+            "model_version": directory.name,
+            "model_name": config.name,
+            **program.arguments,
+        }
+        return Start(
+            complete,
+            arguments,
+            str(directory),
+            config.default_model_filename,
+            sandbox.working_directory(rules),
+            config.decoupled,
+            rules,
+            program.runner,
+            config.program,
+            program.environment.root,
+            program.environment.packages,
+        )

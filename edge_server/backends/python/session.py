@@ -117,11 +117,10 @@ _SOCKET_BYTES = 1 << 19
 
 
 class ChildProcess(Child[m.FromChild]):
-    """The process of an instance, and the memory that it shares with the daemon, at most
-    `arena_bytes` for each direction. `interpreter` is the Python to start; empty is the daemon's
-    own."""
+    """The process of an instance, and the memory that it shares with the daemon."""
 
-    def __init__(self, name: str, arena_bytes: int, log: ModelLog, interpreter: str = "") -> None:
+    def __init__(self, name: str, context: ModelContext, log: ModelLog) -> None:
+        interpreter, arena_bytes = context.program.interpreter, context.parameters.arena_bytes
         self._log = log
         self._how = ""
         program = (

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.backends.contract import check_parameters, ours, parameters_of
+from edge_server.backends.contract import check_parameters, parameters_of
 from edge_server.backends.tensorrt.plan_cache import PlanCache, build_lock, ensure_plan, make_plan
 from edge_server.backends.tensorrt.plan_config import (
     NOT_ON_A_GPU,
@@ -236,7 +236,7 @@ READ_TIMEOUT_S = 300.0
 def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfig:
     """Complete the configuration from the plan: by its side-car, or else in a separate process,
     as reading a plan without a side-car may crash the process."""
-    check_parameters(files, ours(config, TensorRtParameters), TensorRtParameters)
+    parameters = check_parameters(files, config, TensorRtParameters, others=True)
     _check_kind(files, config)
     directory = files.versions[version]
     capability = BareGpu().compute_capability if config.message.cc_model_filenames else ""
@@ -244,7 +244,6 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     side_car = read_side_car(plan)
     if side_car is not None:
         return agreed(files, config, PlanIO(side_car.tensors, side_car.profiles))
-    parameters = parameters_of(config, TensorRtParameters)
     if parameters.auto_build:
         _require_everything(files, config)
         return config

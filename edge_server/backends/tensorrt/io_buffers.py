@@ -11,7 +11,7 @@ import tensorrt as trt
 from edge_server.backends.tensorrt.engine import trt_log
 from edge_server.backends.tensorrt.plan_config import numpy_of
 from edge_server.errors import DeviceLost, EdgeServerError, InternalError, InvalidRequest
-from edge_server.gpu.memory import BufferPool, CudaArray, DeviceMemory, MappedMemory, pinned_array
+from edge_server.gpu.memory import BufferPool, ByteSpan, CudaArray, DeviceMemory, StagingBuffer
 from edge_server.tensors import element_count
 
 if TYPE_CHECKING:
@@ -28,51 +28,6 @@ if TYPE_CHECKING:
 
 # The alignment of every address that TensorRT gets.
 ALIGNMENT_BYTES = 256
-
-
-@dataclass(frozen=True)
-class ByteSpan:
-    """A view on a part of device memory, without ownership."""
-
-    pointer: int
-    nbytes: int
-
-
-class StagingBuffer:
-    """Device memory for one tensor, with its counterpart on the host.
-
-    Where the GPU accesses the host's memory both are the same (mapped pinned memory), and no copy
-    is made. Otherwise pinned memory stands beside the device memory, for asynchronous copies; if
-    not `pinned`, copies go directly from and to the caller's array, and `host` is None."""
-
-    def __init__(self, device: Device, nbytes: int, *, mapped: bool, pinned: bool) -> None:
-        self._device = device
-        self._pinned = pinned
-        self.nbytes = max(1, nbytes)
-        self.is_mapped = mapped
-        self.host: NDArray[np.uint8] | None = None
-        self._memory: DeviceMemory | MappedMemory
-        if mapped:
-            self._memory = MappedMemory(device, (self.nbytes,), np.uint8)
-            self.host = self._memory.array
-        else:
-            self._memory = DeviceMemory(device, self.nbytes)
-            if pinned:
-                self.host = pinned_array(device, (self.nbytes,), np.uint8)
-
-    @property
-    def pointer(self) -> int:
-        return self._memory.pointer
-
-    @property
-    def allocated_bytes(self) -> int:
-        return self.nbytes if self.is_mapped or self.host is None else 2 * self.nbytes
-
-    def larger(self, nbytes: int) -> StagingBuffer:
-        return StagingBuffer(self._device, nbytes, mapped=self.is_mapped, pinned=self._pinned)
-
-    def span(self, begin: int, nbytes: int) -> ByteSpan:
-        return ByteSpan(self.pointer + begin, nbytes)
 
 
 class InputSlot:

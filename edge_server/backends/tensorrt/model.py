@@ -48,8 +48,6 @@ class PlanModel(Model):
         self._lock = threading.Lock()
         self._shared: dict[tuple[int, int | None], Engine] = {}
         self._instances: WeakSet[PlanInstance] = WeakSet()
-        # Of each instance, by its name.
-        self._without_graphs: dict[str, str] = {}
 
     def make_instance(self, name: str, placement: Placement) -> PlanInstance:
         """Load the plan if needed and return an instance. Raises ModelConfigError or Unavailable
@@ -78,14 +76,13 @@ class PlanModel(Model):
                 engine.close()
             raise
         self._instances.add(instance)
-        self._without_graphs[name] = instance.without_graphs
         return instance
 
     def degraded_reason(self) -> str:
-        return next(filter(None, list(self._without_graphs.values())), "")
+        return next(filter(None, (each.without_graphs for each in self._running())), "")
 
     def memory_bytes(self) -> Mapping[MemoryKind, int]:
-        instances = [each for each in self._instances.copy() if not each.is_closed]
+        instances = self._running()
         engines = {*list(self._shared.values()), *(each.engine for each in instances)}
         return {
             "file": sum(engine.plan_bytes for engine in engines),
@@ -97,6 +94,9 @@ class PlanModel(Model):
         while self._shared:
             _, engine = self._shared.popitem()
             engine.close()
+
+    def _running(self) -> list[PlanInstance]:
+        return [each for each in self._instances.copy() if not each.is_closed]
 
     def _engine(self, placement: Placement) -> tuple[Engine, bool]:
         gpu = placement.gpu or 0

@@ -82,11 +82,7 @@ class TrtMessage(msgspec.Struct, frozen=True, tag="message"):
     text: str
 
 
-class Working(msgspec.Struct, frozen=True, tag="working"):
-    """The process is alive and at work, without anything new to report."""
-
-
-BuildEvent = Union[Step, Progressed, TrtMessage, Working]  # noqa: UP007 - msgspec on Python 3.10
+BuildEvent = Union[Step, Progressed, TrtMessage]  # noqa: UP007 - msgspec on Python 3.10
 OnEvent = Callable[[BuildEvent], None]
 
 
@@ -197,13 +193,12 @@ LEAVE_FREE_BYTES = 256 << 20
 
 
 def build(job: BuildJob, on_event: OnEvent, memory_limit_bytes: int = 0) -> PlanBuilt:
-    """Build a plan; takes minutes. `on_event` is called with each event of the process, and about
-    twice a second, on this thread. Raises EdgeServerError: what the process reported; Cancelled
+    """Build a plan; takes minutes. `on_event` is called with each event of the process, on this
+    thread. Raises EdgeServerError: what the process reported; Cancelled
     where it was asked to end; Unavailable where the board's memory fell below
     `LEAVE_FREE_BYTES`."""
 
     def watch() -> None:
-        on_event(Working())
         free_bytes = read_memory(Path("/")).available_bytes
         if free_bytes is not None and free_bytes < LEAVE_FREE_BYTES:
             raise Unavailable(

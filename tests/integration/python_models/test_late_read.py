@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from support.waiting import TIMEOUT_S
+from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends.python import messages as m
-from edge_server.backends.python.context import ModelLog, start_message
+from edge_server.backends.python.context import ModelContext, ModelLog, PythonParameters
 from edge_server.backends.python.session import ChildProcess
 from edge_server.model_config.config import ModelConfig
 from edge_server.model_config.parse import read_model_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
 def process() -> Iterator[ChildProcess]:
-    process = ChildProcess("m", 1 << 20, ModelLog("m"))
+    config = ModelConfig.of(pb.ModelConfig(name="m"))
+    context = ModelContext(Path("m/1"), config, PythonParameters(shared_memory_limit_mib=1))
+    process = ChildProcess("m", context, ModelLog("m"))
     yield process
     process.kill()
     process.ending()
@@ -40,7 +43,8 @@ def start(write: Callable[..., Path]) -> Callable[[str], m.Start]:
         directory = write(m=body) / "m" / "1"
         config = read_model_config(directory.parent / "config.pbtxt")
         config.default_model_filename = "model.py"
-        start = start_message(directory, ModelConfig.of(config), complete=True)
+        context = ModelContext(directory, ModelConfig.of(config), PythonParameters())
+        start = context.start(complete=True)
         # In a closed sandbox the process would wait for decisions of the stalled daemon.
         return msgspec.structs.replace(start, rules=m.SandboxRules())
 

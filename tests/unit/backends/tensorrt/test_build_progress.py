@@ -10,7 +10,6 @@ from edge_server.backends.tensorrt.plan_process import (
     Progressed,
     Step,
     TrtMessage,
-    Working,
 )
 
 PHASE = "timing kernels"
@@ -42,7 +41,6 @@ def build() -> Build:
 def test_a_step_and_how_far_it_is_are_told_with_the_version_that_builds(build: Build) -> None:
     events: list[BuildEvent] = [
         Step("waiting for another build"),
-        Working(),
         TrtMessage("INFO", "words"),
     ]
     with build.told as told:

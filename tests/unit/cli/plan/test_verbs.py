@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from edge_server.backends.tensorrt.plan_options import BuildOptions, GivenShapes
-from edge_server.backends.tensorrt.plan_process import Progressed, Step, TrtMessage, Working
+from edge_server.backends.tensorrt.plan_process import Progressed, Step, TrtMessage
 from edge_server.cli.main import command_line, run_command
 from edge_server.errors import InvalidRequest
 from edge_server.tools.plan import BuildBar, requested_options
@@ -103,7 +103,6 @@ def test_a_terminal_gets_one_line_that_is_written_over() -> None:
         bar = BuildBar(verbose=False, file=terminal)
         bar(Step("building"))
         bar(Progressed(0.5, "Building engine"))
-        bar(Working())
         bar(TrtMessage("WARNING", "slow"))
         bar.close()
         shown = ""
