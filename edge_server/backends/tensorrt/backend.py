@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_server.backends.contract import check_parameters, parameters_of
-from edge_server.backends.tensorrt.plan_cache import PlanCache, build_lock, ensure_plan, make_plan
+from edge_server.backends.tensorrt.plan_cache import (
+    PlanCache,
+    PlanOrder,
+    build_lock,
+    ensure_plan,
+    make_plan,
+)
 from edge_server.backends.tensorrt.plan_config import (
     NOT_ON_A_GPU,
     Options,
@@ -54,7 +60,7 @@ if TYPE_CHECKING:
 
     from edge_server.backends.contract import LoadContext, ProgressCallback
     from edge_server.backends.tensorrt.model import PlanModel
-    from edge_server.backends.tensorrt.plan_options import BuildOptions, DeviceFacts
+    from edge_server.backends.tensorrt.plan_options import DeviceFacts
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
 
@@ -101,7 +107,8 @@ class PlanSource:
         if not self._parameters.auto_build:
             raise ModelConfigError("\n".join(f"{plan}: {fault}" for fault in faults))
         if not self._builds:
-            cached = self._cached(facts, core)
+            require_path(self._onnx, self._model)
+            cached = _cache().find(self._order(facts, core))
             if cached is None:
                 raise Unavailable(f"plan building: {plan}: {faults[0]}")
             return cached, core
@@ -120,7 +127,7 @@ class PlanSource:
         if not faults:
             return plan, False
         self._log_build(faults)
-        onnx, options = self._network(facts, core)
+        onnx, options, *_ = self._order(facts, core)
         with (
             self._progress(plan.name, facts) as progress,
             build_lock(lambda: progress(Step("waiting for another build"))),
@@ -172,7 +179,7 @@ class PlanSource:
         if side_car is None:
             log.info("model %s: %s has no side-car: TensorRT reads what it is", self._model, plan)
             return []
-        onnx, _ = self._network(facts, core)
+        onnx = self._order(facts, core).onnx
         there = onnx if onnx.exists() else None
         faults = side_car_faults(side_car, plan, there, facts, self._model)
         if not faults and (side_car.dla_core is None) != (core is None):
@@ -194,14 +201,9 @@ class PlanSource:
         for fault in faults:
             log.info("model %s: a plan is built: %s", self._model, fault)
 
-    def _cached(self, facts: DeviceFacts, core: int | None) -> Path | None:
-        require_path(self._onnx, self._model)
-        onnx, options = self._network(facts, core)
-        return _cache().find(onnx, options, facts, self._model)
-
-    def _network(self, facts: DeviceFacts, core: int | None) -> tuple[Path, BuildOptions]:
+    def _order(self, facts: DeviceFacts, core: int | None) -> PlanOrder:
         options = replace(build_options_of(self._config), dla_core=core)
-        return network_of(self._onnx, options, facts.version)
+        return PlanOrder(*network_of(self._onnx, options, facts.version), facts, self._model)
 
     def _progress(self, name: str, facts: DeviceFacts) -> BuildProgress:
         return BuildProgress(self._model, name, facts.tensorrt, self._on_progress)
@@ -209,18 +211,9 @@ class PlanSource:
     def _built(
         self, name: str, facts: DeviceFacts, core: int | None, *, retry: bool = False
     ) -> Path:
-        onnx, options = self._network(facts, core)
+        order = self._order(facts, core)
         with self._progress(name, facts) as progress:
-            plan, is_new = ensure_plan(
-                onnx,
-                options,
-                facts,
-                _cache(),
-                build,
-                model=self._model,
-                on_event=progress,
-                retry=retry,
-            )
+            plan, is_new = ensure_plan(order, _cache(), build, progress, retry=retry)
         if is_new:
             self._new.add(plan)
         return plan

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -67,6 +67,15 @@ _RETRY_S = 0.5
 Build = Callable[[BuildJob, OnEvent], PlanBuilt]
 
 
+class PlanOrder(NamedTuple):
+    """A plan of the network `onnx` for the device of `facts`; `model` is for the messages."""
+
+    onnx: Path
+    options: BuildOptions
+    facts: DeviceFacts
+    model: str
+
+
 class PlanCache:
     """Plans by ONNX file, options and device; any file may be removed at any time. Of more than
     `max_bytes` the least recently used are removed first. `free` returns the space that is free
@@ -86,22 +95,21 @@ class PlanCache:
     def timing_cache(self) -> Path:
         return self._folder / "timing"
 
-    def place(self, onnx: Path, options: BuildOptions, facts: DeviceFacts) -> Path:
+    def place(self, order: PlanOrder) -> Path:
+        onnx, options, facts, _ = order
         # As in `compare`: a mere caution must not cost a build of minutes.
         l4t = facts.l4t if options.dla_core is not None else ""
         device = (facts.tensorrt, facts.sm, l4t)
         key = hashlib.sha256("\n".join((sha256_of(onnx), options.digest, *device)).encode())
         return self._folder / key.hexdigest()[:32] / PLAN_NAME
 
-    def find(
-        self, onnx: Path, options: BuildOptions, facts: DeviceFacts, model: str
-    ) -> Path | None:
-        plan = self.place(onnx, options, facts)
+    def find(self, order: PlanOrder) -> Path | None:
+        plan, model = self.place(order), order.model
         try:
             side_car = read_side_car(plan)
             if side_car is None or not plan.is_file():
                 return None
-            faults = side_car_faults(side_car, plan, onnx, facts, model)
+            faults = side_car_faults(side_car, plan, order.onnx, order.facts, model)
         except ModelConfigError as error:
             faults = [str(error)]
         for fault in faults:
@@ -179,26 +187,18 @@ def build_lock(on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def ensure_plan(
-    onnx: Path,
-    options: BuildOptions,
-    facts: DeviceFacts,
-    cache: PlanCache,
-    build: Build,
-    *,
-    model: str,
-    on_event: OnEvent,
-    retry: bool = False,
+    order: PlanOrder, cache: PlanCache, build: Build, on_event: OnEvent, *, retry: bool = False
 ) -> tuple[Path, bool]:
-    """Return a plan of `onnx` for this device, from `cache` or built into it, which takes minutes;
-    and whether it was built now. One plan is built at a time; after the wait a caller takes the
-    plan that the other build has cached, if it fits."""
-    if (found := cache.find(onnx, options, facts, model)) is not None:
+    """Return a plan, from `cache` or built into it, which takes minutes; and whether it was built
+    now. One plan is built at a time; after the wait a caller takes the plan that the other build
+    has cached, if it fits."""
+    if (found := cache.find(order)) is not None:
         return found, False
-    plan = cache.place(onnx, options, facts)
+    plan, (onnx, options, facts, model) = cache.place(order), order
     if not retry:
         check_not_failed(plan, model)
     with build_lock(lambda: on_event(Step("waiting for another build"))):
-        if (found := cache.find(onnx, options, facts, model)) is not None:
+        if (found := cache.find(order)) is not None:
             return found, False
         if not retry:
             check_not_failed(plan, model)

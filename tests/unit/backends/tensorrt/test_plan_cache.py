@@ -14,6 +14,7 @@ import pytest
 from edge_server.backends.tensorrt import plan_cache
 from edge_server.backends.tensorrt.plan_cache import (
     PlanCache,
+    PlanOrder,
     build_lock,
     ensure_plan,
     make_plan,
@@ -85,7 +86,7 @@ def ensure(
     *,
     on_event: Callable[[BuildEvent], None] = ignore,
 ) -> Path:
-    return ensure_plan(onnx, options, ORIN, cache, build, model="m", on_event=on_event)[0]
+    return ensure_plan(PlanOrder(onnx, options, ORIN, "m"), cache, build, on_event)[0]
 
 
 def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
@@ -112,10 +113,9 @@ def test_a_plan_is_built_once(onnx: Path, cache: PlanCache) -> None:
 def test_another_wish_or_device_is_another_plan(
     options: BuildOptions, facts: DeviceFacts, onnx: Path, cache: PlanCache
 ) -> None:
-    before = cache.place(
-        onnx, replace(options, precision="fp32") if options != OPTIONS else OPTIONS, ORIN
-    )
-    assert cache.place(onnx, options, facts) != before
+    other = replace(options, precision="fp32") if options != OPTIONS else OPTIONS
+    before = cache.place(PlanOrder(onnx, other, ORIN, "m"))
+    assert cache.place(PlanOrder(onnx, options, facts, "m")) != before
 
 
 @pytest.mark.parametrize("facts", [{"multiprocessors": 8}, {"l4t": "36.5.0"}])
@@ -124,13 +124,13 @@ def test_a_power_mode_or_an_update_costs_no_build(
 ) -> None:
     build = Builds()
     plan = ensure(onnx, cache, build)
-    assert cache.find(onnx, OPTIONS, replace(ORIN, **facts), "m") == plan
+    assert cache.find(PlanOrder(onnx, OPTIONS, replace(ORIN, **facts), "m")) == plan
 
 
 def test_another_onnx_file_is_another_plan(onnx: Path, cache: PlanCache) -> None:
-    before = cache.place(onnx, OPTIONS, ORIN)
+    before = cache.place(PlanOrder(onnx, OPTIONS, ORIN, "m"))
     onnx.write_bytes(b"another")
-    assert cache.place(onnx, OPTIONS, ORIN) != before
+    assert cache.place(PlanOrder(onnx, OPTIONS, ORIN, "m")) != before
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "no side-car", "no plan", "bad side-car"])
@@ -362,7 +362,7 @@ def test_a_build_that_failed_is_repeated_on_request_and_its_success_is_for_all(
     failing.fails = False
     with pytest.raises(Unavailable):
         ensure(onnx, cache, failing)
-    asked = ensure_plan(onnx, OPTIONS, ORIN, cache, failing, model="m", on_event=ignore, retry=True)
+    asked = ensure_plan(PlanOrder(onnx, OPTIONS, ORIN, "m"), cache, failing, ignore, retry=True)
     assert asked == (ensure(onnx, cache, failing), True)
     asked[0].unlink()
     assert ensure(onnx, cache, failing).read_bytes() == b"plan 3"
@@ -378,7 +378,7 @@ def test_a_build_that_failed_for_what_may_pass_is_repeated_later(
     elif later == "boot":
         monkeypatch.setattr(plan_cache, "boot_id", lambda: "another boot")
     else:
-        (note,) = cache.place(onnx, OPTIONS, ORIN).parent.glob("*.json")
+        (note,) = cache.place(PlanOrder(onnx, OPTIONS, ORIN, "m")).parent.glob("*.json")
         note.write_bytes(b"{")
     assert ensure(onnx, cache, failing).read_bytes() == b"plan 2"
 
