@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable  # noqa: TC003 - read by NamedTuple
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge_server.backends.python import messages as m
 from edge_server.backends.python.in_flight import latest_deadline
 from edge_server.backends.python.shared_memory import ArenaFull, check_places, pack_all, unpack_all
 from edge_server.errors import EdgeServerError, InternalError, forget_frames
 from edge_server.process.child import ChannelClosed
+from edge_server.process.threads import ThreadPool
 from edge_server.requests import InferRequest, SequencePlace
 from edge_server.tensors import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -125,7 +126,7 @@ class ModelCalls:
 
     def close(self) -> None:
         """Cancel every call; a thread that still runs a model ends when that model is done."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         for cancellation in list(self._calls.values()):
             cancellation.cancel()
 
@@ -287,34 +288,33 @@ class NestedCallCancellation:
         self._own.cancel()
 
 
-class NestedCallThreads(ThreadPoolExecutor):
+class _Work(NamedTuple):
+    run: Callable[[], None]
+
+
+class NestedCallThreads(ThreadPool[_Work]):
     """One thread per unfinished call, made on demand, at most 16."""
 
     def __init__(self, name: str) -> None:
         super().__init__(MOST_THREADS, f"calls of {name}")
-        self._places = threading.BoundedSemaphore(MOST_CALLS)
-        self._has_threads = False
 
     def run(self, work: Callable[[], None]) -> bool:
-        """Run `work`, which must not raise, on a thread; return False where too many wait. Raises
-        RuntimeError where no thread is running, and the system refuses a new one."""
-        if not self._places.acquire(blocking=False):
-            return False
+        """Run `work` on a thread; return False where too many wait. Raises RuntimeError where no
+        thread is running, and the system refuses a new one."""
+        with self.lock:
+            if self._offer(task := _Work(work)):
+                return True
+            if self._closed or len(self.waiting) == MOST_CALLS - MOST_THREADS:
+                return False
+            if not self._threads:
+                raise RuntimeError("can't start new thread")
+            self.waiting.append(task)
+            return True
 
-        def run() -> None:
-            try:
-                work()
-            finally:
-                self._places.release()
-
-        try:
-            self.submit(run)
-            self._has_threads = True
-        except RuntimeError:
-            # Without a new thread, those that run take the work.
-            if not self._has_threads:
-                raise
-        return True
+    def close(self, timeout_s: float = 0.0) -> None:
+        with self.lock:
+            self.waiting.clear()
+        super().close(timeout_s)
 
 
 def _trace(callers: Sequence[ExecuteRequest], model_name: str, request_id: str) -> Trace | None:

@@ -320,7 +320,7 @@ def test_no_more_than_sixteen_wait_at_once_and_the_next_waits_for_its_turn() -> 
     go_on.set()
     for _ in range(20):
         assert done.acquire(timeout=TIMEOUT_S)
-    threads.shutdown()
+    threads.close()
 
 
 def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
@@ -338,7 +338,7 @@ def test_what_is_too_much_is_refused_and_taken_again_later() -> None:
         assert done.acquire(timeout=TIMEOUT_S)
     wait_until(lambda: threads.run(done.release))
     assert done.acquire(timeout=TIMEOUT_S)
-    threads.shutdown()
+    threads.close()
 
 
 def test_a_thread_that_cannot_be_started_is_not_counted_and_those_there_are_do_the_work() -> None:
@@ -351,4 +351,4 @@ def test_a_thread_that_cannot_be_started_is_not_counted_and_those_there_are_do_t
     went_on.set()
     for _ in range(2):
         assert over.acquire(timeout=TIMEOUT_S)
-    threads.shutdown()
+    threads.close()
