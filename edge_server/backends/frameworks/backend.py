@@ -31,7 +31,7 @@ from edge_server.board.installation import FRAMEWORKS
 from edge_server.errors import ModelConfigError
 from edge_server.model_config.completion import complete_from
 from edge_server.model_config.config import Completion, ModelConfig
-from edge_server.model_config.files import ModelFiles, reading
+from edge_server.model_config.files import ModelFiles, reading, require_path
 from edge_server.model_config.validation import validate
 from edge_server.tensors import Signature, TensorSpec
 
@@ -123,7 +123,11 @@ def complete(files: ModelFiles, version: int, config: ModelConfig) -> ModelConfi
     log_unknown_parameters(config, (*known, *also), ", ".join(known) or "none")
     _check_accelerators(files, config)
     path = directory / config.default_model_filename
-    _require(path, framework, config.name)
+    for needed in (path, *map(path.with_suffix, framework.beside)):
+        with reading(needed):
+            is_directory = needed.is_dir()
+        if not is_directory:
+            require_path(needed, config.name)
     program = _program(config, path)
     if path.suffix in framework.unsigned or (
         # Triton completes no configuration of PyTorch's.
@@ -208,13 +212,6 @@ def _check_accelerators(files: ModelFiles, config: ModelConfig) -> None:
                     f"{files.config_path}: model '{config.name}': {kind}_execution_accelerator "
                     f"'{each.name}' is not passed on to Paddle; remove it"
                 )
-
-
-def _require(path: Path, framework: Framework, model: str) -> None:
-    for needed in (path, *(path.with_suffix(suffix) for suffix in framework.beside)):
-        with reading(needed):
-            if not needed.exists():
-                raise ModelConfigError(f"{needed}: missing; model '{model}' is loaded from it")
 
 
 def _require_tensors(files: ModelFiles, config: ModelConfig, path: Path) -> None:
