@@ -16,7 +16,7 @@ from google.protobuf import text_format
 from support.integer_colours import COLOURS, bgr_by_integers, random_image
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
+from edge_server.backends.contract import LoadContext
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.image_preprocess_config import UndistortionMap
 from edge_server.backends.vision.preprocess_cpu import scale_frame
@@ -208,9 +208,7 @@ def snapshot(text: str, devices: Devices) -> Snapshot:
     files = ModelFiles("p", Path("p"), {1: Path("p/1")})
     config = ModelConfig.of(text_format.Parse(text, pb.ModelConfig()))
     config = image_preprocess.complete(files, 1, config)
-    model = image_preprocess.load(
-        LoadContext(Path("p/1"), config, devices, no_progress, STANDALONE)
-    )
+    model = image_preprocess.load(LoadContext(Path("p/1"), config, devices))
     loaded = Scheduling().model(config, 1, model)
     return Snapshot({("p", 1): ModelEntry("p", 1, ModelState.READY, loaded=loaded)})
 

@@ -33,11 +33,9 @@ from edge_server.api.grpc.triton import HealthServicer, TritonServicer, register
 from edge_server.api.shared_memory import SharedMemory
 from edge_server.api.triton_calls import TritonCalls
 from edge_server.backends.contract import (
-    STANDALONE,
     ExecuteRequest,
     LoadContext,
     TensorModel,
-    no_progress,
 )
 from edge_server.backends.vision import identity
 from edge_server.errors import InternalError
@@ -126,7 +124,7 @@ class Server:
             config("brain", ["BF16"]),
             config("half", ["FP16"]),
         ):
-            context = LoadContext(Path("m"), model_config, Devices(), no_progress, STANDALONE)
+            context = LoadContext(Path("m"), model_config, Devices())
             self.add(model_config, identity.load(context))
         self.add(config("waits", ["INT32"]), self.waits)
         self.add(

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext
 from edge_server.backends.tensorrt.plan_options import SideCar, encode, sha256_of, side_car_path
 from edge_server.gpu.device import Devices
 from edge_server.inference.registry import Snapshot
@@ -136,7 +136,7 @@ class Workshop:
     def model(self, config: ModelConfig) -> Model:
         """Closed when the test ends."""
         model = find_backend("tensorrt").load(
-            LoadContext(self.files.versions[1], config, self.devices, no_progress, STANDALONE)
+            LoadContext(self.files.versions[1], config, self.devices)
         )
         self._loaded.append(model)
         return model
@@ -153,7 +153,7 @@ class Workshop:
         """The model with its instances, as the server has it."""
         config = self.complete(text)
         model = find_backend("tensorrt").load(
-            LoadContext(self.files.versions[1], config, self.devices, no_progress, STANDALONE)
+            LoadContext(self.files.versions[1], config, self.devices)
         )
         loaded = Scheduling().model(config, 1, model, self.files.directory)
         self._loaded.append(loaded)

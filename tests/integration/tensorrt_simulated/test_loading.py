@@ -11,7 +11,7 @@ import pytest
 from support.workshop import Asked, add_one
 
 from edge_server.backends import find_backend
-from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
+from edge_server.backends.contract import LoadContext
 from edge_server.backends.tensorrt.plan_options import (
     encode,
     read_side_car,
@@ -225,7 +225,7 @@ def test_no_runtime_is_made_where_there_is_no_driver(workshop: Workshop) -> None
     workshop.gpu.set("init=100")
     workshop.start_over()
     model = find_backend("tensorrt").load(
-        LoadContext(workshop.plan.parent, config, workshop.devices, no_progress, STANDALONE)
+        LoadContext(workshop.plan.parent, config, workshop.devices)
     )
     with pytest.raises(Unavailable, match="no CUDA device"):
         model.make_instance("m_0", config.instance_groups[0].placements[0])

@@ -10,7 +10,7 @@ from onnx import helper
 from tritonclient.grpc import model_config_pb2 as pb
 
 from edge_server.backends import onnxruntime
-from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext
 from edge_server.gpu.device import Devices
 from edge_server.inference.registry import Snapshot
 from edge_server.model_config.config import ON_CPU, USUAL_COMPLETION, Completion, ModelConfig
@@ -55,9 +55,7 @@ def answer(
     **more: np.ndarray,
 ) -> object:
     """What the model answers to `x` and the inputs in `more`."""
-    model = onnxruntime.load(
-        LoadContext(directory, model_config, Devices(), no_progress, STANDALONE)
-    )
+    model = onnxruntime.load(LoadContext(directory, model_config, Devices()))
     return answered(model, array, outputs, **more)
 
 

@@ -12,7 +12,7 @@ import pytest
 from unit.backends.onnxruntime.graphs import answer, answered, config
 
 from edge_server.backends import onnxruntime
-from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
+from edge_server.backends.contract import LoadContext
 from edge_server.errors import InternalError, ModelConfigError
 from edge_server.gpu.device import Devices
 
@@ -100,9 +100,7 @@ def test_a_parameter_of_others_is_logged_and_does_no_harm(
     completed = onnxruntime.complete(files, 1, config(said))
     assert completed.parameters == {"gpu_mem_limit": "5"}
     assert caplog.messages[0].startswith("model m: parameter 'gpu_mem_limit' has no effect here")
-    onnxruntime.load(
-        LoadContext(files.versions[1], completed, Devices(), no_progress, STANDALONE)
-    ).close()
+    onnxruntime.load(LoadContext(files.versions[1], completed, Devices())).close()
 
 
 @pytest.mark.parametrize("name", ["golden_max_latency_ms", "allow_interface_change", "task"])
@@ -158,7 +156,7 @@ def test_runs_from_before_an_interruption_end_with_an_error_and_later_ones_go_on
 ) -> None:
     write_onnx(files.versions[1] / "model.onnx", (1, 4))
     completed = onnxruntime.complete(files, 1, config(""))
-    context = LoadContext(files.versions[1], completed, Devices(), no_progress, STANDALONE)
+    context = LoadContext(files.versions[1], completed, Devices())
     model = onnxruntime.load(context)
     model.interrupt(time.monotonic())
     made = answered(model, np.zeros((1, 4), np.float32))

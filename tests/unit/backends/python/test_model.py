@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from support.waiting import TIMEOUT_S
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import STANDALONE, ExecuteRequest
+from edge_server.backends.contract import ExecuteRequest
 from edge_server.backends.python import backend
 from edge_server.backends.python.backend import PythonInstance, PythonModel
 from edge_server.backends.python.context import ModelContext, PythonParameters
@@ -44,7 +44,7 @@ class Process:
 
 def model_of(*processes: Process, sequences: bool = False) -> Any:
     config = SEQUENCES if sequences else CONFIG
-    model: Any = PythonModel(ModelContext(Path("/m/1"), config, PythonParameters(), STANDALONE))
+    model: Any = PythonModel(ModelContext(Path("/m/1"), config, PythonParameters()))
     model.instances += processes
     return model
 
@@ -101,7 +101,7 @@ def test_a_batch_too_long_for_a_message_is_refused_and_leaves_nothing() -> None:
     fd = make_arena_file("outbox", 1 << 20)
     process: Any = Mock(outbox=ArenaWriter(fd), cpu_s=lambda: 0.0)
     process.channel = Channel(here, FromChild, longest_sent_bytes=1000)
-    context = ModelContext(Path("/m/1"), CONFIG, PythonParameters(), STANDALONE)
+    context = ModelContext(Path("/m/1"), CONFIG, PythonParameters())
     session = ChildSession("m_0", context, process)
     responses: list[str] = []
     request = ExecuteRequest(
@@ -128,7 +128,7 @@ def test_a_process_that_cannot_be_started_for_whatever_reason_fails_the_load(
     """As with `instance_group { name: "a\\000b" }`."""
     start = Mock(side_effect=ValueError("embedded null byte"))
     monkeypatch.setattr(backend, "ChildProcess", start)
-    context = ModelContext(Path("/m/1"), CONFIG, PythonParameters(), STANDALONE)
+    context = ModelContext(Path("/m/1"), CONFIG, PythonParameters())
     instance = PythonInstance("a\0b_0", context, PythonModel(context))
     errors: list[str] = []
 
@@ -153,7 +153,7 @@ def test_it_refuses_what_waited_too_long_for_a_process_that_stands_in(
     busy = Process()
     model = model_of(busy)
     assert model.lend(busy, inf) is busy
-    context = ModelContext(Path("/models/m/1"), CONFIG, PythonParameters(), STANDALONE)
+    context = ModelContext(Path("/models/m/1"), CONFIG, PythonParameters())
     instance = PythonInstance("m_0", context, model)
     responses: list[tuple[object, bool]] = []
 

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
+from edge_server.backends.contract import LoadContext
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.preprocess_cpu import scale_frame
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
@@ -52,9 +52,7 @@ def parameter(key: str, value: str) -> str:
 
 def entry(model_config: ModelConfig, devices: Devices) -> ModelEntry:
     """The model, READY."""
-    model = image_preprocess.load(
-        LoadContext(Path("p/1"), model_config, devices, no_progress, STANDALONE)
-    )
+    model = image_preprocess.load(LoadContext(Path("p/1"), model_config, devices))
     loaded = Scheduling().model(model_config, 1, model)
     return ModelEntry("p", 1, ModelState.READY, loaded=loaded)
 

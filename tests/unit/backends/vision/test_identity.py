@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext
 from edge_server.backends.vision import identity
 from edge_server.errors import InvalidRequest, ModelConfigError
 from edge_server.gpu.device import Devices
@@ -66,7 +66,7 @@ def answer(config: ModelConfig, outputs: set[str], **arrays: np.ndarray) -> obje
         InferRequest("m", inputs),
         Snapshot({}),
     )
-    model = identity.load(LoadContext(Path("m"), config, Devices(), no_progress, STANDALONE))
+    model = identity.load(LoadContext(Path("m"), config, Devices()))
     model.make_instance("m_0", ON_CPU).execute([request])
     return answers[0]
 

@@ -27,11 +27,9 @@ from unit.backends.vision.preprocessing import (
 from unit.inference.ensembles import models_of
 
 from edge_server.backends.contract import (
-    STANDALONE,
     ExecuteRequest,
     LoadContext,
     TensorModel,
-    no_progress,
 )
 from edge_server.backends.vision import image_preprocess
 from edge_server.errors import (
@@ -112,9 +110,7 @@ def test_requests_of_a_batch_get_their_own_rows(
     devices: Devices, simulated_gpu: SimulatedGpu, words: str
 ) -> None:
     simulated_gpu.set(words)
-    model = image_preprocess.load(
-        LoadContext(None, config(ON_GPU, batch=32), devices, no_progress, STANDALONE)
-    )
+    model = image_preprocess.load(LoadContext(None, config(ON_GPU, batch=32), devices))
     # More frames than one launch takes; some are on the host, some on the device.
     images = [frames(count, 40, 70, seed) for seed, count in enumerate((3, 1, 14, 2))]
     camera = Camera(devices.gpu())

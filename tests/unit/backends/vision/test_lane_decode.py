@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from edge_server.backends.contract import STANDALONE, LoadContext, no_progress
+from edge_server.backends.contract import LoadContext
 from edge_server.backends.vision import lane_decode
 from edge_server.backends.vision.lane_decode import frame_points
 from edge_server.errors import ModelConfigError
@@ -45,9 +45,7 @@ def test_where_a_lane_has_no_point_x_is_minus_two() -> None:
 
 
 def test_no_proposal_above_the_threshold_is_an_empty_answer_not_an_error() -> None:
-    model = lane_decode.load(
-        LoadContext(Path("d/1"), completed(SHIPPED), Devices(), no_progress, STANDALONE)
-    )
+    model = lane_decode.load(LoadContext(Path("d/1"), completed(SHIPPED), Devices()))
     proposals = np.zeros((1, 2784, COLUMN_COUNT), np.float32)
     proposals[..., 0] = 9  # surely no lane
     answer = model._run(
@@ -78,7 +76,7 @@ def test_the_confidence_is_mapped_and_the_threshold_is_the_network_s() -> None:
     }
     scores = []
     for each in (unmapped, text):
-        context = LoadContext(Path("d/1"), completed(each), Devices(), no_progress, STANDALONE)
+        context = LoadContext(Path("d/1"), completed(each), Devices())
         outputs = lane_decode.load(context)._run(inputs, frozenset({"lane_scores"}))
         scores.append(outputs["lane_scores"].array[0])
     # The third is below the threshold in both; sigmoid(2) becomes sigmoid(2 / 2 - 1).

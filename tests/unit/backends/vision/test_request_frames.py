@@ -24,7 +24,7 @@ from unit.backends.vision.preprocessing import (
 )
 from unit.inference.ensembles import models_of
 
-from edge_server.backends.contract import STANDALONE, ExecuteRequest, LoadContext, no_progress
+from edge_server.backends.contract import ExecuteRequest, LoadContext
 from edge_server.backends.vision import image_preprocess
 from edge_server.backends.vision.image_preprocess_config import frames_of_request
 from edge_server.backends.vision.preprocess_cpu import scale_frame
@@ -105,9 +105,7 @@ def execute(
     """The answers of one batch, in the order of the requests."""
     answers: list[Tensors | EdgeServerError | None] = [None] * len(requests)
     model = image_preprocess.load(
-        LoadContext(
-            None, config(ANY + NETWORK + SIZE + group, batch=32), devices, no_progress, STANDALONE
-        )
+        LoadContext(None, config(ANY + NETWORK + SIZE + group, batch=32), devices)
     )
     instance = model.make_instance("p_0", Placement("GPU", 0) if group == GPU else Placement("CPU"))
 
