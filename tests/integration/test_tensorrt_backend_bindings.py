@@ -29,9 +29,9 @@ assert isinstance(allocator, trt.IOutputAllocator)
 allocator.notify_shape("y", trt.Dims([2, 3]))
 assert allocator.shape == (2, 3)
 mark = trt_log().mark
-trt_log().logger.log(trt.ILogger.WARNING, "a warning")
-trt_log().logger.log(trt.ILogger.ERROR, "first")
-trt_log().logger.log(trt.ILogger.INTERNAL_ERROR, "second")
+trt_log().log(trt.ILogger.WARNING, "a warning")
+trt_log().log(trt.ILogger.ERROR, "first")
+trt_log().log(trt.ILogger.INTERNAL_ERROR, "second")
 assert trt_log() is trt_log()
 assert trt_log().since(mark) == "first; second", trt_log().since(mark)
 try:

@@ -112,7 +112,7 @@ class Engine:
 def _register_plugins() -> None:
     # The lean bindings lack this function.
     if hasattr(trt, "init_libnvinfer_plugins"):
-        trt.init_libnvinfer_plugins(trt_log().logger, "")
+        trt.init_libnvinfer_plugins(trt_log(), "")
 
 
 @cache
@@ -125,7 +125,7 @@ def open_runtime(dla_core: int | None) -> Any:
     """Raises: Unavailable: TensorRT makes no runtime, or the NVDLA core does not exist."""
     mark = trt_log().mark
     try:
-        runtime: trt.Runtime = trt.Runtime(trt_log().logger)
+        runtime: trt.Runtime = trt.Runtime(trt_log())
     except TypeError as error:
         # pybind11 reports only that a factory returned nothing.
         raise Unavailable(f"unable to create TensorRT runtime: {trt_log().since(mark)}") from error
@@ -198,16 +198,22 @@ def _shapes(engine: trt.ICudaEngine, name: str, profile: int) -> Range:
     return Range(tuple(least), tuple(best), tuple(most))
 
 
-class TrtLog:
+class TrtLog(trt.ILogger):  # type: ignore[misc]
     """The last errors that TensorRT logged in this process. `on_message` is called with the level
     (ERROR, WARNING or INFO) and the text of each message, on any thread, also within TensorRT's own
     calls."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._errors: deque[tuple[int, str]] = deque(maxlen=_KEPT)
         self._number = 0
         self.on_message: Callable[[str, str], None] | None = None
-        self.logger = _Logger(self)
+        self._levels = {
+            trt.ILogger.INTERNAL_ERROR: "ERROR",
+            trt.ILogger.ERROR: "ERROR",
+            trt.ILogger.WARNING: "WARNING",
+            trt.ILogger.INFO: "INFO",
+        }
 
     @property
     def mark(self) -> int:
@@ -218,37 +224,19 @@ class TrtLog:
         texts = [text for number, text in list(self._errors) if number >= mark]
         return "; ".join(texts[-shown:]) or "TensorRT gave no reason"
 
-    def add(self, level: str, text: str) -> None:
+    def log(self, severity: Any, msg: str) -> None:
+        level = self._levels.get(severity)
         if level == "ERROR":
-            self._errors.append((self._number, text))
+            self._errors.append((self._number, msg))
             self._number += 1
-        if self.on_message is not None:
-            self.on_message(level, text)
+        if level is not None and self.on_message is not None:
+            self.on_message(level, msg)
 
 
 @cache
 def trt_log() -> TrtLog:
     """Return the log of this process: TensorRT keeps its first logger."""
     return TrtLog()
-
-
-class _Logger(trt.ILogger):  # type: ignore[misc]
-    """TensorRT calls it on any thread, also within its own calls."""
-
-    def __init__(self, log: TrtLog) -> None:
-        super().__init__()
-        self._log = log
-        self._levels = {
-            trt.ILogger.INTERNAL_ERROR: "ERROR",
-            trt.ILogger.ERROR: "ERROR",
-            trt.ILogger.WARNING: "WARNING",
-            trt.ILogger.INFO: "INFO",
-        }
-
-    def log(self, severity: Any, msg: str) -> None:
-        level = self._levels.get(severity)
-        if level is not None:
-            self._log.add(level, msg)
 
 
 def version_here() -> tuple[int, int]:
@@ -258,5 +246,5 @@ def version_here() -> tuple[int, int]:
 def dla_cores() -> int:
     """Return the number of NVDLA cores that TensorRT can use here, which decides rather than the
     board's name; a CUDA driver must be there: a Runtime made without one crashes."""
-    runtime: trt.Runtime = trt.Runtime(trt_log().logger)
+    runtime: trt.Runtime = trt.Runtime(trt_log())
     return int(runtime.num_DLA_cores)

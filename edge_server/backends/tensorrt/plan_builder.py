@@ -124,7 +124,7 @@ def _make_builder() -> Any:
             "whole one (apt install python3-libnvinfer), or build where it is"
         )
     try:
-        return trt.Builder(trt_log().logger)
+        return trt.Builder(trt_log())
     except TypeError as error:
         # pybind11 reports only that a factory returned nothing.
         raise InternalError(
@@ -134,7 +134,7 @@ def _make_builder() -> Any:
 
 
 def _parse(network: trt.INetworkDefinition, onnx: Path, options: BuildOptions) -> Any:
-    parser: trt.OnnxParser = trt.OnnxParser(network, trt_log().logger)
+    parser: trt.OnnxParser = trt.OnnxParser(network, trt_log())
     # From 10.16 on the parser can adapt a network to NVDLA.
     can_adjust = hasattr(trt, "OnnxParserFlag") and hasattr(trt.OnnxParserFlag, "ADJUST_FOR_DLA")
     if can_adjust and options.dla_core is not None:
