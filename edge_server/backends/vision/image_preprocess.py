@@ -42,7 +42,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge_server.backends.contract import ExecuteRequest, LoadContext
-    from edge_server.backends.vision.image_preprocess_config import RequestFrames, UndistortionMap
+    from edge_server.backends.vision.image_preprocess_config import RequestFrames
     from edge_server.gpu.device import Device, Devices
     from edge_server.model_config.config import ModelConfig, Placement
     from edge_server.model_config.files import ModelFiles
@@ -162,12 +162,10 @@ class GpuPreprocess:
         self._frames = BufferPool(device, SHARED_FRAMES_BYTES, f"{name}: frames")
         # Allocate one batch of outputs at once: a GPU without the memory fails now.
         self._pool.take(self._stream, batch_shape, self._dtype)
-        self._map = (
-            UndistortionOnDevice(device, self._stream, wanted.undistortion)
-            if wanted.undistortion
-            else None
-        )
-        addresses = self._map.addresses if self._map else None
+        made = wanted.undistortion
+        tables = [] if made is None else [made.positions, made.fractions]
+        self._map = [self._on_device(table) for table in tables]
+        addresses = (self._map[0].pointer, self._map[1].pointer) if self._map else None
         self._geometry = lru_cache(SIZES_KEPT)(partial(_geometry, wanted, addresses))
 
     def execute(self, requests: Sequence[ExecuteRequest]) -> Phases | None:
@@ -214,7 +212,12 @@ class GpuPreprocess:
         self._staging.close()
         self._pool.close()
         self._frames.close()
-        self._map = None
+        self._map.clear()
+
+    def _on_device(self, table: NDArray[Any]) -> DeviceMemory:
+        memory = DeviceMemory(self._device, table.nbytes)
+        self._stream.to_device(memory, np.ascontiguousarray(table))
+        return memory
 
     def _image(self, request: ExecuteRequest) -> CudaArray | NDArray[np.uint8]:
         tensor = request.inputs[self._wanted.image]
@@ -285,19 +288,6 @@ class GpuPreprocess:
             if len(on_device) < len(images):
                 self._staging.read()
         return planes
-
-
-class UndistortionOnDevice:
-    """A map in device memory, allocated as long as this object lives; the addresses of its
-    positions and fractions."""
-
-    def __init__(self, device: Device, stream: Stream, made: UndistortionMap) -> None:
-        tables = [np.ascontiguousarray(made.positions), np.ascontiguousarray(made.fractions)]
-        self._memory = [DeviceMemory(device, table.nbytes) for table in tables]
-        for memory, table in zip(self._memory, tables, strict=True):
-            stream.to_device(memory, table)
-        stream.synchronize()
-        self.addresses = (self._memory[0].pointer, self._memory[1].pointer)
 
 
 def _geometry(
