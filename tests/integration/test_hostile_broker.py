@@ -7,16 +7,14 @@ import contextlib
 import logging
 import ssl
 import struct
-import time
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
+from support.lane_frames import lane_frame
 from support.scripted_broker import ScriptedBroker, header, packet, retained
 from support.waiting import wait_until
 
 from edge_server.board.board import Identity
-from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.clients import try_broker
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline import messages
@@ -53,22 +51,6 @@ JUNK = {
 }
 
 
-def frame(frame_id: int) -> LaneFrame:
-    return LaneFrame(
-        camera="front",
-        frame_id=frame_id,
-        dropped=0,
-        capture_mono_ns=time.monotonic_ns(),
-        capture_epoch_ns=time.time_ns(),
-        width=1280,
-        height=720,
-        model_name="lane_detection",
-        model_version="1",
-        latency_us=StageLatency(1, 2, 3, 4),
-        lanes=(Lane(np.ones((72, 2), np.float32), 0.9),),
-    )
-
-
 @contextlib.contextmanager
 def publishing(
     broker: ScriptedBroker, events: EventLog | None = None, ca_file: str | None = None
@@ -94,7 +76,7 @@ def lanes_arrive(publisher: Publisher, broker: ScriptedBroker) -> None:
     before = sum(topic == LANES for topic, _ in tuple(broker.published))
 
     def new_ones() -> bool:
-        publisher.publish_lanes(frame(1))
+        publisher.publish_lanes(lane_frame(1))
         return sum(topic == LANES for topic, _ in tuple(broker.published)) > before
 
     wait_until(new_ones)
@@ -256,7 +238,7 @@ def test_an_error_of_publishing_ends_the_connection_and_is_tried_again(
         wait_until(lambda: publisher.connected)
         with monkeypatch.context() as patched:
             patched.setattr(messages, "frame_payload", broken)
-            publisher.publish_lanes(frame(0))
+            publisher.publish_lanes(lane_frame(0))
             wait_until(lambda: broker.clients >= 2)
         lanes_arrive(publisher, broker)
     assert "lost 127.0.0.1" in caplog.text

@@ -22,12 +22,12 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from support.fleet_recipes import fleet_lines
+from support.lane_frames import lane_frame
 from support.processes import resident_bytes
 from support.waiting import wait_until
 
 from edge_server.board.board import Identity
 from edge_server.lanes import e2e
-from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.settings import Mqtt
@@ -154,28 +154,12 @@ class Device:
         self.put(1)
 
     def _drive(self) -> None:
-        ys = np.linspace(719, 200, 72)
-        points = np.stack([ys, ys], axis=1).astype(np.float32)
         for number in itertools.count():
             if self._stop.wait(0.02):
                 return
             self.put(1)
             if number % 2:
-                self.publisher.publish_lanes(
-                    LaneFrame(
-                        camera="front",
-                        frame_id=number,
-                        dropped=0,
-                        capture_mono_ns=time.monotonic_ns(),
-                        capture_epoch_ns=time.time_ns(),
-                        width=1280,
-                        height=720,
-                        model_name="lane_detection",
-                        model_version="1",
-                        latency_us=StageLatency(1, 2, 3, 4),
-                        lanes=(Lane(points, 0.9),) * 4,
-                    )
-                )
+                self.publisher.publish_lanes(lane_frame(number))
 
 
 @pytest.fixture

@@ -17,15 +17,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import paho.mqtt.client as paho
 import pytest
 from google.protobuf import json_format
+from support.lane_frames import lane_frame
 from support.waiting import TIMEOUT_S, wait_until
 
 from edge_server.board.board import Identity
 from edge_server.inference.registry import ModelEntry, ModelState
-from edge_server.lanes.types import Lane, LaneFrame, StageLatency
 from edge_server.mqtt.connection import KEEPALIVE_S
 from edge_server.mqtt.link import WINDOW
 from edge_server.mqtt.publisher import Publisher
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from support.certificates import Authority
     from support.mosquitto import Mosquitto
 
+    from edge_server.lanes.types import LaneFrame
+
 ROOT = "edge/v1/truck-7"
 CONNACK, PINGREQ, PINGRESP = b"\x20\x03\x00\x00\x00", b"\xc0\x00", b"\xd0\x00"
 IDENTITY = Identity("truck-7", "0.1.0", "boot", "edge-truck-7-test")
@@ -48,20 +49,7 @@ NOW_NS = time.monotonic_ns()
 
 
 def frame(frame_id: int = 0, camera: str = "front", age_ns: int = 0) -> LaneFrame:
-    ys = np.linspace(719, 200, 72)
-    return LaneFrame(
-        camera=camera,
-        frame_id=frame_id,
-        dropped=0,
-        capture_mono_ns=NOW_NS - age_ns,
-        capture_epoch_ns=time.time_ns(),
-        width=1280,
-        height=720,
-        model_name="lane_detection",
-        model_version="1",
-        latency_us=StageLatency(1, 2, 3, 4),
-        lanes=tuple(Lane(np.stack([ys * k, ys], axis=1).astype(np.float32), 0.9) for k in range(4)),
-    )
+    return lane_frame(frame_id, camera, capture_mono_ns=NOW_NS - age_ns)
 
 
 class Received:

@@ -23,7 +23,7 @@ def _frame(kind: int, flags: int, payload: bytes) -> bytes:
 
 def test_a_client_that_never_acknowledges_the_settings_is_closed() -> None:
     """The limits of headers and streams hold from that acknowledgement on."""
-    settings = Grpc(handshake_timeout_ms=300)
+    settings = Grpc(handshake_timeout_ms=2000)
     server = grpc.server(ThreadPoolExecutor(1), options=channel_options(settings, unix=False))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

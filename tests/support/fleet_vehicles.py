@@ -21,12 +21,13 @@ import msgspec
 import numpy as np
 
 from edge_server.board.board import Identity
-from edge_server.lanes.types import LaneFrame, StageLatency, lanes_from_rows
+from edge_server.lanes.types import lanes_from_rows
 from edge_server.mqtt.publisher import Publisher
 from edge_server.pipeline.event_log import Event, EventLog
 from edge_server.settings import Mqtt
 from support.broker_cluster import cpu_s
 from support.fleet_recipes import bridge_lines
+from support.lane_frames import lane_frame
 from support.mosquitto import mosquitto_binary
 from support.processes import resident_bytes
 
@@ -110,21 +111,8 @@ class Vehicle:
 
     def lanes(self, points: np.ndarray, scores: np.ndarray) -> None:
         self._frame += 1
-        self.publisher.publish_lanes(
-            LaneFrame(
-                camera="front",
-                frame_id=self._frame,
-                dropped=0,
-                capture_mono_ns=time.monotonic_ns(),
-                capture_epoch_ns=time.time_ns(),
-                width=1280,
-                height=720,
-                model_name="lane_detection",
-                model_version="1",
-                latency_us=StageLatency(100, 2000, 14000, 900),
-                lanes=lanes_from_rows(points, scores),
-            )
-        )
+        lanes = lanes_from_rows(points, scores)
+        self.publisher.publish_lanes(lane_frame(self._frame, lanes=lanes))
 
     def events(self, number: int) -> None:
         for _ in range(number):
