@@ -81,24 +81,24 @@ def test_a_caller_that_would_be_served_too_late_is_refused_while_the_model_runs(
 
     def run(inputs: Tensors, outputs: frozenset[str]) -> Tensors:
         begun.release()
-        release.wait(next(waits_s))
+        assert release.wait(TIMEOUT_S)
         return {"b": inputs["a"]}
 
-    waits_s = iter((0.3, TIMEOUT_S, TIMEOUT_S))
     snapshot = snapshot_of(TensorModel(run))
-    # A run takes 0.3 s, as far as anybody knows.
-    snapshot.infer(InferRequest("m", {"a": VALUE}))
+    # A run takes an hour, as far as anybody knows.
+    runs_s = snapshot.find("m").scheduler._expected_wait.runs_s  # type: ignore[attr-defined]  # this scheduler has it
+    runs_s.append(3600.0)
     busy = threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
-    assert begun.acquire(timeout=TIMEOUT_S)
     busy.start()
     assert begun.acquire(timeout=TIMEOUT_S)
-    short_deadline = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 0.25)
+    short_deadline = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 1000)
     with pytest.raises(Unavailable, match="would have no response before its deadline"):
         snapshot.infer(short_deadline)
     release.set()
     busy.join(TIMEOUT_S)
-    long_deadline = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 60)
+    long_deadline = InferRequest("m", {"a": VALUE}, deadline=time.monotonic() + 10_000)
     assert snapshot.infer(long_deadline).outputs["b"] is VALUE
+    assert len(runs_s) == 3, "each run tells how long one takes"
 
 
 def test_a_failing_model_costs_its_request_and_gives_the_instance_back() -> None:
