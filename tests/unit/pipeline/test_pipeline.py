@@ -65,19 +65,27 @@ class OneCamera:
 
 
 def pipeline(
-    model: GivenLanes, *frames: Frame, rows: int = 72, max_age_ms: int = OF_ANY_AGE_MS
+    model: GivenLanes | DataPlane,
+    *frames: Frame,
+    max_age_ms: int = OF_ANY_AGE_MS,
+    **more: Any,
 ) -> tuple[LanePipeline, list[LaneFrame]]:
+    """The loop of a camera with these frames, and what it delivers."""
     delivered: list[LaneFrame] = []
-    listeners = [lambda lane_frame, _frame: delivered.append(lane_frame)]
-    camera = OneCamera(*frames)
     loop = LanePipeline(
-        camera,
-        data_plane(model, rows),
+        OneCamera(*frames),
+        model if isinstance(model, DataPlane) else data_plane(model),
         "lane_detection",
-        listeners,
+        [lambda lane_frame, _frame: delivered.append(lane_frame)],
         max_age_ms=max_age_ms,
+        **more,
     )
     return loop, delivered
+
+
+def camera_of(loop: LanePipeline) -> OneCamera:
+    assert isinstance(loop.camera, OneCamera)
+    return loop.camera
 
 
 def test_a_lane_frame_carries_what_a_consumer_needs() -> None:
@@ -113,16 +121,9 @@ def test_a_lane_that_is_not_finite_is_no_empty_road() -> None:
 
 def test_a_recording_in_lockstep_waits_for_what_its_listeners_hold() -> None:
     holding: list[str] = []
-    delivered: list[LaneFrame] = []
-    camera = OneCamera(frame(0), frame(1))
-    loop = LanePipeline(
-        camera,
-        data_plane(GivenLanes()),
-        "lane_detection",
-        [lambda lane_frame, _frame: delivered.append(lane_frame)],
-        holds=[lambda _: False, lambda name: name in holding],
-        max_age_ms=OF_ANY_AGE_MS,
-    )
+    holds = [lambda _: False, lambda name: name in holding]
+    loop, delivered = pipeline(GivenLanes(), frame(0), frame(1), holds=holds)
+    camera = camera_of(loop)
     loop.worker.ask_to_stop()  # so that no tick waits
     camera.lockstep = True
     loop.tick(0.0)
@@ -146,7 +147,7 @@ def test_a_recording_in_lockstep_waits_for_what_its_listeners_hold() -> None:
 def test_after_a_recording_has_ended_the_listeners_learn_so_every_second() -> None:
     loop, delivered = pipeline(GivenLanes(), frame(41))
     loop.tick(0.0)
-    loop.camera.become(CameraState.ENDED, "ended", "it ended after 42 frames")  # type: ignore[attr-defined]  # a OneCamera
+    camera_of(loop).become(CameraState.ENDED, "ended", "it ended after 42 frames")
     loop.worker.ask_to_stop()  # so that no tick waits
     for now in (0.2, 0.4, 1.1, 1.3):
         loop.tick(now)
@@ -239,7 +240,7 @@ def test_what_is_no_lanes_costs_its_frame_and_not_the_loop(points: np.ndarray) -
 
 
 def test_a_model_that_gives_no_lanes_is_refused_by_name() -> None:
-    loop, _ = pipeline(GivenLanes(), rows=36)
+    loop, _ = pipeline(data_plane(GivenLanes(), rows=36))
     with pytest.raises(SettingsError, match=r"cameras\.front\.model: 'lane_detection' gives no"):
         loop.validate()
 
@@ -256,22 +257,15 @@ def test_a_model_that_gives_something_else_under_the_same_names_is_refused_too()
 
 @pytest.mark.parametrize("dims", ["[-1, -1]", "[-1, -1, 1]"])
 def test_a_recording_is_converted_for_a_model_for_another_format(dims: str) -> None:
-    camera: Any = OneCamera()
-    LanePipeline(camera, data_plane(GivenLanes(), dims=dims), "lane_detection", ()).validate()
+    pipeline(data_plane(GivenLanes(), dims=dims))[0].validate()
 
 
 @pytest.mark.parametrize("dims", ["[-1, -1, 2]"])
 def test_a_live_camera_may_give_the_one_format_that_its_model_takes(dims: str) -> None:
-    camera = OneCamera()
-    loop = LanePipeline(
-        camera,
-        data_plane(GivenLanes(), dims=dims),
-        "lane_detection",
-        (),
-    )
+    loop, _ = pipeline(data_plane(GivenLanes(), dims=dims))
     with pytest.raises(SettingsError, match="the camera gives bgr"):
         loop.validate()
-    camera.is_live = True
+    camera_of(loop).is_live = True
     loop.validate()
 
 
@@ -292,18 +286,9 @@ def test_a_frame_behind_somebody_s_slow_request_ends_at_its_deadline_and_the_loo
     client = threading.Thread(target=door.infer, args=(request,))
     client.start()
     assert model.begun.wait(60)
-    camera = OneCamera(frame(0), frame(1))
-    delivered: list[LaneFrame] = []
-    loop = LanePipeline(
-        camera,
-        door,
-        "lane_detection",
-        [lambda lane_frame, _frame: delivered.append(lane_frame) if lane_frame.lanes else None],
-        frame_deadline_s=0.05,
-        max_age_ms=OF_ANY_AGE_MS,
-    )
+    loop, delivered = pipeline(door, frame(0), frame(1), frame_deadline_s=0.05)
     loop.tick(0.0)
-    assert (loop.failed_frames, delivered) == (1, [])
+    assert (loop.failed_frames, delivered.pop().lanes) == (1, ())
     model.let_go.set()
     client.join(60)
     loop._frame_deadline_s = FRAME_DEADLINE_S
@@ -337,7 +322,7 @@ def test_a_model_that_is_not_there_or_fails_may_be_there_at_the_next_start() -> 
         Unavailable, match=r"cameras\.front\.model: 'lane_detection' gives no lanes"
     ):
         loop.validate()
-    absent = LanePipeline(OneCamera(), DataPlane(ModelRegistry()), "lane_detection", ())
+    absent, _ = pipeline(DataPlane(ModelRegistry()))
     with pytest.raises(Unavailable, match="put it into a repository"):
         absent.validate()
 
@@ -430,18 +415,9 @@ def test_the_newest_frame_is_taken_when_the_camera_s_turn_begins() -> None:
     shares = FairShares()
     other = shares.share(1)
     assert shares.take_turn(other, 0.0)
-    camera = OneCamera(frame(0))
-    delivered: list[LaneFrame] = []
-    loop = LanePipeline(
-        camera,
-        data_plane(GivenLanes()),
-        "lane_detection",
-        [lambda lane_frame, _frame: delivered.append(lane_frame)],
-        shares=shares,
-        max_age_ms=OF_ANY_AGE_MS,
-    )
+    loop, delivered = pipeline(GivenLanes(), frame(0), shares=shares)
     loop.tick(0.0)  # its turn does not come
-    camera._frames[:] = [frame(7)]
+    camera_of(loop)._frames[:] = [frame(7)]
     shares.end_turn(other)
     loop.tick(0.0)
     assert [each.frame_id for each in delivered] == [7]
@@ -452,22 +428,11 @@ def test_a_loop_that_ends_takes_no_turn_along() -> None:
     shares = FairShares()
     other = shares.share(1)
     assert shares.take_turn(other, 0.0)
-    loop = LanePipeline(
-        OneCamera(frame(0)),
-        data_plane(GivenLanes()),
-        "lane_detection",
-        [],
-        shares=shares,
-    )
+    loop, _ = pipeline(GivenLanes(), frame(0), shares=shares)
     loop.tick(0.0)
     loop.leave()
     shares.end_turn(other)
     assert shares.take_turn(other, 0.0)
-
-
-def camera_of(loop: LanePipeline) -> OneCamera:
-    assert isinstance(loop.camera, OneCamera)
-    return loop.camera
 
 
 @pytest.mark.parametrize(
@@ -564,16 +529,9 @@ class GivenRoad:
 
 
 def test_who_follows_the_road_learns_where_it_is_not_seen_and_that_the_loop_ends() -> None:
-    road: Any = GivenRoad()  # as much of a RoadFollower, and of a Camera, as the loop uses
-    camera: Any = OneCamera(frame(0), frame(1), replace(frame(2), capture_mono_ns=0))
-    loop = LanePipeline(
-        camera,
-        data_plane(GivenLanes()),
-        "lane_detection",
-        [],
-        road=road,
-        max_age_ms=OF_ANY_AGE_MS,
-    )
+    road = GivenRoad()  # as much of a RoadFollower as the loop uses
+    old = replace(frame(2), capture_mono_ns=0)
+    loop, _ = pipeline(GivenLanes(), frame(0), frame(1), old, road=road)
     loop.tick(0.0)
     camera_of(loop).become(CameraState.FROZEN, "frozen", "the picture stands")
     loop.tick(0.1)
@@ -628,15 +586,7 @@ def test_a_camera_whose_model_is_busy_with_another_one_is_reported() -> None:
     shares = FairShares()
     other = shares.share(1)
     assert shares.take_turn(other, 0.0)
-    delivered: list[LaneFrame] = []
-    loop = LanePipeline(
-        OneCamera(frame(1)),
-        data_plane(GivenLanes()),
-        "lane_detection",
-        [lambda lane_frame, _: delivered.append(lane_frame)],
-        shares=shares,
-        max_age_ms=OF_ANY_AGE_MS,
-    )
+    loop, delivered = pipeline(GivenLanes(), frame(1), shares=shares)
     loop.tick(0.0)
     assert delivered == []
     loop.report_silence(time.monotonic() + 1.1)
