@@ -86,7 +86,7 @@ def test_a_caller_that_would_be_served_too_late_is_refused_while_the_model_runs(
 
     snapshot = snapshot_of(TensorModel(run))
     # A run takes an hour, as far as anybody knows.
-    runs_s = snapshot.find("m").scheduler._expected_wait.runs_s  # type: ignore[attr-defined]  # this scheduler has it
+    runs_s = snapshot.find("m").scheduler._pool.expected.runs_s  # type: ignore[attr-defined]  # this scheduler has it
     runs_s.append(3600.0)
     busy = threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
     busy.start()

@@ -439,7 +439,7 @@ def test_a_caller_that_would_be_served_too_late_is_refused_while_the_model_runs(
 ) -> None:
     served = serve()
     # A run takes an hour, as far as anybody knows.
-    runs_s = served.loaded.scheduler._expected_wait.runs_s  # type: ignore[attr-defined]  # this scheduler has it
+    runs_s = served.loaded.scheduler._pool.expected.runs_s  # type: ignore[attr-defined]  # this scheduler has it
     runs_s.append(3600.0)
     busy = served.submit(1)
     served.model.next_run()
