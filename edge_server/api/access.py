@@ -266,36 +266,31 @@ class AccessRules:
         """Whether the rules refuse any call at all."""
         return bool(self.control_refusal or self.restrictions or self.tokens)
 
-    def refusal(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> str:
-        """Return why a call of `method` with these headers is refused; empty if it is allowed."""
+    def refusal(
+        self, method: str, metadata: Iterable[tuple[str, str | bytes]], *, updates: bool = False
+    ) -> str:
+        """Return why a call of `method` with these headers is refused; empty if it is allowed.
+
+        Args:
+            updates: the call is one of `UPDATES`, and changes settings.
+        """
         restriction = self.restrictions.get(method)
         if restriction is not None:
             given = next((value for key, value in metadata if key == restriction.header), b"")
             given = given.encode() if isinstance(given, str) else given
             if not hmac.compare_digest(given, restriction.value.encode()):
                 return f"This {self.what} is restricted, expecting header '{restriction.header}'"
-        return "" if method in OPEN or method in UPDATES else self._control_refusal_of(method)
-
-    def update_refusal(self, method: str) -> str:
-        """Return the same of a call whose request changes settings; empty if it is allowed or if
-        the method has none."""
-        return self._control_refusal_of(method) if method in UPDATES else ""
+        is_control = updates or not (method in OPEN or method in UPDATES)
+        name = method.rpartition("/")[2]
+        return f"{name} {self.control_refusal}" if is_control and self.control_refusal else ""
 
     def token_refusal(
         self, method: str, metadata: Iterable[tuple[str, str | bytes]], *, updates: bool = False
     ) -> Unauthenticated | PermissionDenied | None:
-        """Return why a call of `method` needs another token; None where it is allowed.
-
-        Args:
-            updates: the call is one of `UPDATES`, and changes settings.
-        """
+        """Return why a call of `method` needs another token; None where it is allowed."""
         if self.tokens is None:
             return None
         return self.tokens.refusal("control" if updates else _scope_of(method), metadata)
-
-    def _control_refusal_of(self, method: str) -> str:
-        name = method.rpartition("/")[2]
-        return f"{name} {self.control_refusal}" if self.control_refusal else ""
 
 
 class BrowserRule:

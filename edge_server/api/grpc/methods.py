@@ -157,8 +157,8 @@ def _parsing(
             metadata = call.context.invocation_metadata()
             if (token := rules.token_refusal(path, metadata, updates=True)) is not None:
                 raise token
-            if update_refusal := rules.update_refusal(path):
-                raise errors.Unavailable(update_refusal)
+            if text := rules.refusal(path, metadata, updates=True):
+                raise errors.Unavailable(text)
         written: bytes = behaviour(message).SerializeToString()
         return written
 

@@ -76,8 +76,8 @@ def test_control_calls_are_allowed_only_where_they_are_confined_to(
         refusal = rules.refusal(method, ())
         confined = method in CONTROL or method.startswith("/some.new")
         assert bool(refusal) == (confined and not allowed), method
-    for method in METHODS:
-        assert bool(rules.update_refusal(method)) == (method in UPDATES and not allowed), method
+    for method in UPDATES:
+        assert bool(rules.refusal(method, (), updates=True)) == (not allowed), method
 
 
 def test_a_refusal_names_the_socket_that_serves_the_call() -> None:
@@ -142,7 +142,7 @@ def test_beyond_the_loopback_every_change_needs_a_token_or_a_certificate_over_bo
                 assert "[access] tokens_file" in refusal
                 assert f"mutual in [{section}.tls]" in refusal
         for method in UPDATES:
-            assert bool(rules.update_refusal(method)) != allowed
+            assert bool(rules.refusal(method, (), updates=True)) != allowed
         assert all(not rules.refusal(method, ()) for method in OPEN)
     assert not AccessRules.of(grpc, unix=True, tokens=tokens).refusal(min(CONTROL), ())
 

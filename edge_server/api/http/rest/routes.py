@@ -116,10 +116,7 @@ def _refusal(api: RestApi, path: Path, headers: dict[str, str]) -> Response | No
         status = http_status(token)
         more = (("www-authenticate", "Bearer"),) if status == 401 else ()
         return _AsIs(error_answer(status, str(token)), more)
-    refusal = rules.refusal(name, headers.items()) or (
-        rules.update_refusal(name) if updates else ""
-    )
-    if refusal:
+    if refusal := rules.refusal(name, headers.items(), updates=updates):
         return _AsIs(error_answer(403, refusal))
     if path.operation in ("RepositoryModelLoad", "RepositoryModelUnload"):
         try:
