@@ -132,6 +132,9 @@ class Worker:
         tick: one short piece of work, called with `time.monotonic()`; False ends the thread.
         deadline_s: maximum duration of one tick before the worker counts as stuck.
         on_end: called on this thread when it ends, in every case.
+
+    Attributes:
+        heartbeat: `time.monotonic()` of the last progress, and the limit for the next in s.
     """
 
     def __init__(
@@ -148,9 +151,8 @@ class Worker:
         self._tick = tick
         self._on_end = on_end
         self._stop = threading.Event()
-        # Time of the last progress, and the limit for the next. One tuple, as the supervisor reads
-        # it on another thread.
-        self._heartbeat = (time.monotonic(), deadline_s)
+        # One tuple, as the supervisor reads it on another thread.
+        self.heartbeat = (time.monotonic(), deadline_s)
         # A heartbeat that seems late, and how long each thread had waited for a processor by then.
         self._late: tuple[float, dict[int, float]] = (-inf, {})
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -196,13 +198,8 @@ class Worker:
     def limit_s(self) -> float:
         return self.heartbeat[1]
 
-    @property
-    def heartbeat(self) -> tuple[float, float]:
-        """`time.monotonic()` of the last progress, and the limit for the next in s."""
-        return self._heartbeat
-
     def stuck(self, now: float) -> bool:
-        at, limit_s = self._heartbeat
+        at, limit_s = self.heartbeat
         return self.alive and now - at > limit_s
 
     def hangs(
@@ -215,7 +212,7 @@ class Worker:
         no processor: on an overloaded machine this thread is starved, or waits for one that is, and
         does not hang.
         """
-        at, limit_s = self._heartbeat
+        at, limit_s = self.heartbeat
         age_s = awake.since(at)
         if age_s <= limit_s / 2 or not self.alive:
             return False
@@ -230,7 +227,7 @@ class Worker:
 
     def beat(self, limit_s: float | None = None) -> None:
         """Count as progress, on this worker's thread; what follows may take `limit_s`."""
-        self._heartbeat = (time.monotonic(), self.deadline_s if limit_s is None else limit_s)
+        self.heartbeat = (time.monotonic(), self.deadline_s if limit_s is None else limit_s)
 
     def _run(self) -> None:
         self._keep_failure(self._tick_until_stopped)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from edge_server.api.triton_calls import TritonCalls
 
 LOADS_AT_ONCE = 4
-_STREAMS_AT_ONCE = 16
 STOPPING = "HTTP server is shutting down and has stopped accepting new requests."
 
 JSON = (("content-type", "application/json"),)
@@ -32,7 +31,7 @@ def gate_and_threads(inferences: int) -> tuple[Admission, CallThreads]:
     """Return what admits so many inferences at once, and the threads that answer all requests: each
     inference holds one while it waits for an instance, and each load."""
     threads = CallThreads(inferences + LOADS_AT_ONCE + 4, "http")
-    return Admission(inferences, _STREAMS_AT_ONCE, stopping=STOPPING), threads
+    return Admission(inferences, stopping=STOPPING), threads
 
 
 @dataclass(frozen=True)

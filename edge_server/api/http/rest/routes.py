@@ -16,7 +16,7 @@ from starlette.routing import Route
 from edge_server.api.access import UPDATES
 from edge_server.api.calls import http_status
 from edge_server.api.http.call import QUESTION_BYTES, HttpCall
-from edge_server.api.http.rest.api import Answer, RestCall
+from edge_server.api.http.rest.api import JSON, Answer, RestCall
 from edge_server.api.http.rest.infer import NOT_ONE, GeneratedResponses, error_answer, start
 from edge_server.api.http.rest.table import PATHS, document
 from edge_server.errors import EdgeServerError, Unavailable, forget_frames
@@ -140,7 +140,7 @@ async def _generate(api: RestApi, call: RestCall, path: Path) -> Response:
         responses.end()
         raise NOT_ONE
     status, text = first
-    return _AsIs(Answer(status, (("content-type", "application/json"),), (text,)))
+    return _AsIs(Answer(status, JSON, (text,)))
 
 
 def _answer_of(error: Exception, request: Request) -> Answer:
