@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 STABLE_S = 10.0
 _LANES_WITHIN_S = 2.0
 _LOOK_S = 0.5
-# What the clocks of two processes may differ by.
-_JITTER_S = 0.2
 _KINDS = "model:NAME, camera:NAME, lanes:NAME or mqtt"
 
 
@@ -41,12 +39,12 @@ class Look:
 
     Attributes:
         unmet: requirement → why it is not met.
-        started_s: the earliest and the latest time at which the daemon may have been started, by
-            `time.monotonic`; as far apart as the answer took. None without a daemon.
+        started_s: when the daemon's process was started, by its own account, which is the same as
+            long as it runs; None without a daemon.
     """
 
     unmet: dict[str, str]
-    started_s: tuple[float, float] | None = None
+    started_s: float | None = None
 
 
 @dataclass
@@ -64,17 +62,14 @@ class Stability:
     restarts: int = 0
     last: Look = field(default_factory=lambda: Look({}))
     _healthy_since_s: float | None = None
-    _started_s: tuple[float, float] | None = None
+    _started_s: float | None = None
 
     def healthy_for_s(self, look: Look, now_s: float) -> float:
         """Return how long everything has been met, up to this look; negative while it is not."""
-        restarted = (
-            look.started_s is not None
-            and self._started_s is not None
-            and not _may_be_one(look.started_s, self._started_s)
-        )
+        before_s = self._started_s
+        self._started_s = before_s if look.started_s is None else look.started_s
+        restarted = before_s not in (None, self._started_s)
         self.restarts += restarted
-        self._started_s = self._started_s if look.started_s is None else look.started_s
         self.last = look
         if look.unmet:
             self._healthy_since_s = None
@@ -85,10 +80,6 @@ class Stability:
 
     def is_met(self, look: Look, now_s: float) -> bool:
         return self.healthy_for_s(look, now_s) >= self.stable_s
-
-
-def _may_be_one(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    return a[0] <= b[1] + _JITTER_S and b[0] <= a[1] + _JITTER_S
 
 
 def health(arguments: argparse.Namespace) -> int:
@@ -210,19 +201,16 @@ def _no_such_model(name: str, repositories: Sequence[str]) -> str:
 def look(settings: Settings, required: Sequence[str], lanes_within_s: float) -> Look:
     """Look at the daemon once; it may be missing."""
     try:
-        before_s = time.monotonic()
         metrics = scrape(settings.metrics.host, settings.metrics.port)
     except Unavailable as error:
         return Look({"daemon": str(error)})
-    after_s = time.monotonic()
     unmet = {text: why for text in required if (why := _unmet(text, metrics, lanes_within_s))}
     runs = next((found["version"] for found in metrics.labels("edge_build_info", 1)), "?")
     if runs != (installed := version("edge-server")):
         unmet["version"] = f"{runs} runs, {installed} is installed: restart the daemon"
     if settings.grpc.enabled and (why := not_ready_reason(settings.grpc)):
         unmet["grpc"] = why
-    uptime_s = metrics.value("edge_uptime_seconds")
-    return Look(unmet, None if uptime_s is None else (before_s - uptime_s, after_s - uptime_s))
+    return Look(unmet, metrics.value("process_start_time_seconds"))
 
 
 def _unmet(text: str, metrics: Scrape, lanes_within_s: float) -> str:
