@@ -50,6 +50,14 @@ model.export(sys.argv[1] + "/saved", verbose=False)
 doubled = layers.Lambda(lambda tensor: tensor * 2)(images)
 keras.Model(images, doubled).save(sys.argv[1] + "/lambda.keras")
 """
+# Its loops are functions of the graph.
+RECURRENT = """
+import sys, keras
+from keras import layers
+series = keras.Input((12, 6), name="series")
+y = layers.Dense(3, name="y")(layers.Bidirectional(layers.LSTM(8))(series))
+keras.Model(series, y).save(sys.argv[1] + "/series.keras")
+"""
 # As Triton's own examples: names in upper case; and variables of TensorFlow 1.
 UPPER_CASE = """
 import sys, numpy as np, tensorflow as tf
@@ -231,6 +239,12 @@ def test_the_output_of_a_keras_graph_gets_a_name(tmp_path: Path, repository: Pat
             source = tmp_path / "net.keras"
             assert convert(source, model, "--to", to, "--python", python, *flags) == 0
             assert f'output [ {{ name: "{name}"' in (model / "config.pbtxt").read_text()
+
+
+def test_a_recurrent_keras_network_becomes_onnx(tmp_path: Path, repository: Path) -> None:
+    python = make(TENSORFLOW, RECURRENT, tmp_path)
+    assert convert(tmp_path / "series.keras", repository / "net", "--python", python) == 0
+    assert 'name: "series"' in (repository / "net" / "config.pbtxt").read_text()
 
 
 def test_code_in_a_keras_file_runs_only_where_it_is_trusted(

@@ -30,8 +30,16 @@ _NO_OUTPUTS = ("NoOp", "Assert", "Assign", "Const", "Placeholder")
 
 
 def keras_to_onnx(job: Job) -> dict[str, Any]:
-    """Write a Keras model (.keras, .h5) as ONNX, by way of a frozen graph."""
-    return _frozen_to_onnx(job, keras_to_graphdef)
+    """Write a Keras model (.keras, .h5) as ONNX, by way of a SavedModel: tf2onnx does not know the
+    loops of recurrent layers in a frozen graph."""
+    model = _keras(job)
+    saved = str(Path(job.samples) / "saved")
+    job.progress("exporting a SavedModel")
+    model.export(saved, verbose=False)
+    names = _output_names(model, job.outputs)
+    exported = {f"output_{index}": name for index, name in enumerate(names)}
+    _saved_to_onnx(replace(job, source=saved, signature=""), exported)
+    return {}
 
 
 def keras_to_graphdef(job: Job) -> Interface:
@@ -55,20 +63,25 @@ def keras_to_graphdef(job: Job) -> Interface:
 
 def saved_model_to_onnx(job: Job) -> dict[str, Any]:
     """Write a SavedModel as ONNX."""
+    return _saved_to_onnx(job, {})
+
+
+def _saved_to_onnx(job: Job, names: Mapping[str, str]) -> dict[str, Any]:
+    """Write a SavedModel as ONNX; `names` are other names of its outputs."""
     name, function, loaded = _signature(job)
     inputs, _ = _signature_interface(function)
 
     def run(arrays: Arrays) -> Arrays:
         made = function(**{name: tf.constant(_fed(array)) for name, array in arrays.items()})
-        return {name: tensor.numpy() for name, tensor in made.items()}
+        return {names.get(name, name): tensor.numpy() for name, tensor in made.items()}
 
     job.run_source(inputs, run)
     del loaded
-    # tf2onnx would write them in lower case; it has the inputs of a signature in this order, too.
-    names = ",".join(each["name"] for each in inputs)
-    return _tf2onnx(
-        job, "--saved-model", "{source}", "--signature_def", name, "--rename-inputs", names
-    )
+    # tf2onnx would write them in lower case; it has those of a signature in this order, too.
+    renamed = ["--rename-inputs", ",".join(each["name"] for each in inputs)]
+    if names:
+        renamed += ["--rename-outputs", ",".join(names[each] for each in sorted(names))]
+    return _tf2onnx(job, "--saved-model", "{source}", "--signature_def", name, *renamed)
 
 
 def saved_model_to_graphdef(job: Job) -> Interface:
@@ -108,14 +121,6 @@ def _graph_to_onnx(job: Job, interface: Interface) -> dict[str, Any]:
     return _tf2onnx(job, *command)
 
 
-def _frozen_to_onnx(job: Job, freeze: Callable[[Job], Interface]) -> dict[str, Any]:
-    """Write what `freeze` makes of the source as ONNX."""
-    frozen = str(Path(job.samples) / "frozen.graphdef")
-    interface = freeze(replace(job, target=frozen))
-    _graph_to_onnx(replace(job, source=frozen), interface)
-    return {}
-
-
 def _saved_by_tensorflow_1(job: Job) -> Interface:
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
         loaded = tf.compat.v1.saved_model.load(session, ["serve"], job.source)
@@ -127,7 +132,10 @@ def _saved_by_tensorflow_1(job: Job) -> Interface:
 
 def checkpoint_to_onnx(job: Job) -> dict[str, Any]:
     """Write TensorFlow 1's checkpoint as ONNX, by way of a frozen graph."""
-    return _frozen_to_onnx(job, checkpoint_to_graphdef)
+    frozen = str(Path(job.samples) / "frozen.graphdef")
+    interface = checkpoint_to_graphdef(replace(job, target=frozen))
+    _graph_to_onnx(replace(job, source=frozen), interface)
+    return {}
 
 
 def checkpoint_to_graphdef(job: Job) -> Interface:
