@@ -303,6 +303,32 @@ def test_tensors_in_shared_memory(client: triton.InferenceServerClient) -> None:
         shm.destroy_shared_memory_region(handle)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="to be another user for a moment needs root")
+@pytest.mark.parametrize("mode", [0o600, 0o444, 0o666])
+def test_an_object_of_another_user_is_a_region_where_its_mode_lets_the_server_write(
+    client: triton.InferenceServerClient, mode: int
+) -> None:
+    path = Path("/dev/shm") / f"edge_server_test_{os.getpid()}"  # noqa: S108
+    path.write_bytes(bytes(64))
+    path.chmod(mode)
+    os.seteuid(65534)  # the server, which is in this process
+    try:
+        if mode == 0o666:
+            client.register_system_shared_memory("theirs", path.name, 64)
+            assert client.get_system_shared_memory_status().regions.keys() == {"theirs"}
+        else:
+            assert refused(
+                lambda: client.register_system_shared_memory("theirs", path.name, 64)
+            ) == (
+                "INTERNAL",
+                f"Unable to open shared memory region: '{path.name}'",
+            )
+    finally:
+        os.seteuid(0)
+        path.unlink()
+        client.unregister_system_shared_memory()
+
+
 def test_there_is_no_cuda_shared_memory(client: triton.InferenceServerClient) -> None:
     assert refused(lambda: client.register_cuda_shared_memory("r", b"eA==", 0, 8)) == (
         "UNIMPLEMENTED",
