@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_server.backends.contract import Phases, rows_of
 from edge_server.backends.tensorrt.io_buffers import Context, OutputAllocator, allocate_io
-from edge_server.backends.tensorrt.plan_config import ProfileChoice
+from edge_server.backends.tensorrt.plan_config import nearest_profile
 from edge_server.errors import (
     DeviceLost,
     EdgeServerError,
@@ -285,7 +285,7 @@ class PlanInstance:
         self._name = name
         self._batched = options.batched
         self._owns_engine = owns_engine
-        self._profiles = ProfileChoice(engine.io, profiles, name)
+        self._profiles = profiles
         with self._device.current(f"make instance {name}"):
             self._stream = Stream(self._device)
             self._copies = Stream(self._device) if options.copy_stream else self._stream
@@ -387,7 +387,9 @@ class PlanInstance:
         for name, address in host.addresses.items():
             self._context.bind(name, address)
             run.shapes.pop(name)
-        self._context.set_shapes(self._profiles.of({**run.shapes, **values}), run.shapes)
+        sizes = {**run.shapes, **values}
+        profile = nearest_profile(self.engine.io, self._profiles, sizes, self._name)
+        self._context.set_shapes(profile, run.shapes)
         for name, slot in self._buffers.inputs.items():
             array = slot.in_place(run.requests, self._stream)
             if array is None:

@@ -24,7 +24,6 @@ from edge_server.backends.tensorrt.plan_cache import read_timings, write_timings
 from edge_server.backends.tensorrt.plan_options import (
     TYPED_SINCE,
     DeviceFacts,
-    NetworkInput,
     Placed,
     PlanTensor,
     Profile,
@@ -166,10 +165,8 @@ def _set_profiles(
     config: trt.IBuilderConfig,
     options: BuildOptions,
 ) -> tuple[Profile, ...]:
-    inputs = []
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        inputs.append(NetworkInput(tensor.name, tuple(tensor.shape), bool(tensor.is_shape_tensor)))
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    inputs = [_described(tensor, {}, is_input=True) for tensor in tensors]
     holding_shapes = {each.name for each in inputs if each.holds_shape}
     profiles = profiles_for(inputs, options)
     for profile in profiles:

@@ -184,33 +184,25 @@ def numpy_of(tensor: PlanTensor) -> np.dtype[Any]:
     return datatype.numpy
 
 
-class ProfileChoice:
-    def __init__(self, io: PlanIO, allowed: Sequence[int], instance: str) -> None:
-        self._ranges = [(index, io.ranges(index)) for index in allowed]
-        self._instance = instance
-
-    def of(self, sizes: Shapes) -> int:
-        """Return the profile whose optimal shapes are nearest to `sizes` (input → shape, or the
-        values of one that holds a shape), by the sum of the differences; the first of equally near
-        profiles. Raises InvalidRequest where none accepts them."""
-        fitting = [
-            (_distance(ranges, sizes), index)
-            for index, ranges in self._ranges
-            if _misfit(ranges, sizes) is None
-        ]
-        if fitting:
-            return min(fitting)[1]
-        if len(self._ranges) > 1:
-            log.warning(
-                "failed to find any Optimization Profile among [ %s] to support the requested "
-                "dimensions (or shape values), proceeding with first profile.",
-                "".join(f"{index} " for index, _ in self._ranges),
-            )
-        name, why = _misfit(self._ranges[0][1], sizes) or ("", "")
-        raise InvalidRequest(
-            f"request specifies invalid shape for input '{name}' for {self._instance}. Error "
-            f"details: model expected {why}"
+def nearest_profile(io: PlanIO, allowed: Sequence[int], sizes: Shapes, instance: str) -> int:
+    """Return the allowed profile whose optimal shapes are nearest to `sizes` (input → shape, or the
+    values of one that holds a shape), by the sum of the differences; the first of equally near
+    profiles. Raises InvalidRequest where none accepts them."""
+    ranges = [(index, io.ranges(index)) for index in allowed]
+    fitting = [(_distance(r, sizes), index) for index, r in ranges if _misfit(r, sizes) is None]
+    if fitting:
+        return min(fitting)[1]
+    if len(ranges) > 1:
+        log.warning(
+            "failed to find any Optimization Profile among [ %s] to support the requested "
+            "dimensions (or shape values), proceeding with first profile.",
+            "".join(f"{index} " for index, _ in ranges),
         )
+    name, why = _misfit(ranges[0][1], sizes) or ("", "")
+    raise InvalidRequest(
+        f"request specifies invalid shape for input '{name}' for {instance}. Error details: model "
+        f"expected {why}"
+    )
 
 
 def _distance(ranges: Mapping[str, Range], sizes: Shapes) -> int:

@@ -198,16 +198,6 @@ def _number(parameters: Mapping[str, str], name: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class NetworkInput:
-    """One input of a parsed network, with -1 where any size is allowed; a profile bounds the
-    values, which are sizes, of one that `holds_shape`."""
-
-    name: str
-    shape: Shape
-    holds_shape: bool = False
-
-
-@dataclass(frozen=True)
 class Range:
     """The range of one input's shape in one profile; the plan is fastest at `opt`."""
 
@@ -219,7 +209,7 @@ class Range:
 Profile = Mapping[str, Range]
 
 
-def profiles_for(inputs: Sequence[NetworkInput], options: BuildOptions) -> tuple[Profile, ...]:
+def profiles_for(inputs: Sequence[PlanTensor], options: BuildOptions) -> tuple[Profile, ...]:
     """Return a range for every input that has a free dimension or holds a shape; empty without such
     inputs. A missing shape comes from the configuration: a batch from 1 to `max_batch_size`, where
     it is fastest, other dimensions from its dims. A range given in part is filled with its given
@@ -233,7 +223,7 @@ def profiles_for(inputs: Sequence[NetworkInput], options: BuildOptions) -> tuple
     return profiles if free else ()
 
 
-def _check_names(inputs: Sequence[NetworkInput], options: BuildOptions) -> None:
+def _check_names(inputs: Sequence[PlanTensor], options: BuildOptions) -> None:
     names = [i.name for i in inputs]
     for name in _named(options.profiles):
         if name not in names:
@@ -250,7 +240,7 @@ def _named(profiles: Iterable[GivenShapes]) -> Iterable[str]:
             yield from shapes
 
 
-def _range(wanted: NetworkInput, given: GivenShapes, options: BuildOptions) -> Range:
+def _range(wanted: PlanTensor, given: GivenShapes, options: BuildOptions) -> Range:
     least, best, most = (s.get(wanted.name) for s in (given.min, given.opt, given.max))
     most = most or best or least
     if most is None:
@@ -261,7 +251,7 @@ def _range(wanted: NetworkInput, given: GivenShapes, options: BuildOptions) -> R
     return found
 
 
-def _from_configuration(wanted: NetworkInput, options: BuildOptions) -> tuple[Shape, Shape]:
+def _from_configuration(wanted: PlanTensor, options: BuildOptions) -> tuple[Shape, Shape]:
     dims = options.dims.get(wanted.name, ())
     if not wanted.holds_shape and len(dims) == len(wanted.shape):
         merged = tuple(d if n == -1 else n for n, d in zip(wanted.shape, dims, strict=True))
@@ -279,7 +269,7 @@ def _from_configuration(wanted: NetworkInput, options: BuildOptions) -> tuple[Sh
     )
 
 
-def _check(wanted: NetworkInput, found: Range) -> None:
+def _check(wanted: PlanTensor, found: Range) -> None:
     for which, shape in (("min", found.min), ("opt", found.opt), ("max", found.max)):
         rank = len(found.opt) if wanted.holds_shape else len(wanted.shape)
         if len(shape) != rank:

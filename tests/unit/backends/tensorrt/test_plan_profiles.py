@@ -9,17 +9,22 @@ from hypothesis import strategies as st
 from edge_server.backends.tensorrt.plan_options import (
     BuildOptions,
     GivenShapes,
-    NetworkInput,
+    PlanTensor,
     Range,
     profiles_for,
 )
 from edge_server.errors import InvalidRequest
 
-FRAME = NetworkInput("x", (-1, 3, 360, 640))
+
+def network_input(name: str, *shape: int, holds_shape: bool = False) -> PlanTensor:
+    return PlanTensor(name, True, "FP32", shape, holds_shape=holds_shape)
+
+
+FRAME = network_input("x", -1, 3, 360, 640)
 
 
 def test_fixed_shapes_need_no_profile() -> None:
-    assert profiles_for([NetworkInput("x", (1, 3))], BuildOptions(max_batch_size=4)) == ()
+    assert profiles_for([network_input("x", 1, 3)], BuildOptions(max_batch_size=4)) == ()
 
 
 def test_a_batch_goes_from_1_to_what_the_model_takes() -> None:
@@ -30,14 +35,14 @@ def test_a_batch_goes_from_1_to_what_the_model_takes() -> None:
 
 def test_other_dimensions_are_as_the_configuration_fixes_them() -> None:
     options = BuildOptions(dims={"x": (1, 3, 8)})
-    assert profiles_for([NetworkInput("x", (-1, 3, -1))], options) == (
+    assert profiles_for([network_input("x", -1, 3, -1)], options) == (
         {"x": Range((1, 3, 8), (1, 3, 8), (1, 3, 8))},
     )
 
 
 def test_what_nobody_says_is_asked_for_by_name() -> None:
     with pytest.raises(InvalidRequest, match=r"input 'x' has shape \[-1,3,-1\].*--opt x:1x3x1"):
-        profiles_for([NetworkInput("x", (-1, 3, -1))], BuildOptions(dims={"x": (-1, 3, -1)}))
+        profiles_for([network_input("x", -1, 3, -1)], BuildOptions(dims={"x": (-1, 3, -1)}))
 
 
 def test_what_is_said_wins_and_the_rest_is_what_is_said() -> None:
@@ -77,11 +82,11 @@ def test_a_shape_that_cannot_be_is_told(given_shapes: GivenShapes, text: str) ->
 def test_a_mistyped_name_gets_the_nearest() -> None:
     options = BuildOptions(profiles=(GivenShapes({}, {"inptu": (1,)}, {}),))
     with pytest.raises(InvalidRequest, match="did you mean 'input'"):
-        profiles_for([NetworkInput("input", (-1,))], options)
+        profiles_for([network_input("input", -1)], options)
 
 
 def test_of_an_input_that_holds_a_shape_the_values_are_bounded() -> None:
-    size = NetworkInput("size", (2,), holds_shape=True)
+    size = network_input("size", 2, holds_shape=True)
     options = BuildOptions(profiles=(GivenShapes({"size": (1, 1)}, {}, {"size": (640, 360)}),))
     assert profiles_for([size], options) == ({"size": Range((1, 1), (640, 360), (640, 360))},)
     with pytest.raises(InvalidRequest, match="input 'size' holds a shape"):
@@ -104,7 +109,7 @@ def test_a_range_is_in_order_and_keeps_what_the_network_fixes(
 ) -> None:
     options = BuildOptions(max_batch_size=batch, dims={"x": tuple(dims)})
     try:
-        profiles = profiles_for([NetworkInput("x", tuple(shape))], options)
+        profiles = profiles_for([network_input("x", *shape)], options)
     except InvalidRequest:
         return
     for profile in profiles:

@@ -2,52 +2,61 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.backends.tensorrt.plan_config import PlanIO, ProfileChoice, free_over_profiles
+from edge_server.backends.tensorrt.plan_config import PlanIO, free_over_profiles, nearest_profile
 from edge_server.backends.tensorrt.plan_options import PlanTensor, Range
 from edge_server.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge_server.backends.tensorrt.plan_options import Shapes
 
 SMALL = {"x": Range((1, 4), (2, 4), (4, 4))}
 LARGE = {"x": Range((1, 4), (8, 4), (16, 4))}
 
 
-def choice(*profiles: dict[str, Range], allowed: tuple[int, ...] | None = None) -> ProfileChoice:
+def choice(
+    *profiles: dict[str, Range], allowed: tuple[int, ...] | None = None
+) -> Callable[[Shapes], int]:
     io = PlanIO((), profiles)
-    return ProfileChoice(io, allowed or tuple(range(len(profiles))), "m_0")
+    return lambda sizes: nearest_profile(io, allowed or range(len(profiles)), sizes, "m_0")
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(1, 0), (2, 0), (4, 0), (5, 1), (8, 1), (16, 1)])
 def test_the_profile_with_the_nearest_best_shape_is_taken(batch: int, expected: int) -> None:
-    assert choice(SMALL, LARGE).of({"x": (batch, 4)}) == expected
+    assert choice(SMALL, LARGE)({"x": (batch, 4)}) == expected
 
 
 def test_of_two_that_are_equally_near_the_first_is_taken() -> None:
     # 5 is as far from 2 as from 8, and both take it.
     wide = {"x": Range((1, 4), (2, 4), (16, 4))}
-    assert choice(wide, LARGE).of({"x": (5, 4)}) == 0
-    assert choice(LARGE, wide).of({"x": (5, 4)}) == 0
+    assert choice(wide, LARGE)({"x": (5, 4)}) == 0
+    assert choice(LARGE, wide)({"x": (5, 4)}) == 0
 
 
 def test_only_those_that_are_allowed_are_taken() -> None:
-    assert choice(SMALL, LARGE, allowed=(1,)).of({"x": (2, 4)}) == 1
+    assert choice(SMALL, LARGE, allowed=(1,))({"x": (2, 4)}) == 1
 
 
 def test_the_batch_counts_in_the_distance() -> None:
     """Triton's own compares shapes one dimension off where there is a batch."""
     by_batch = {"x": Range((1, 1), (1, 90), (99, 99))}
     by_width = {"x": Range((1, 1), (90, 1), (99, 99))}
-    assert choice(by_batch, by_width).of({"x": (80, 10)}) == 1
+    assert choice(by_batch, by_width)({"x": (80, 10)}) == 1
 
 
 def test_what_fits_none_is_told_with_what_the_first_one_wants(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        choice(SMALL, LARGE).of({"x": (17, 4)})
+        choice(SMALL, LARGE)({"x": (17, 4)})
     assert str(caught.value) == (
         "request specifies invalid shape for input 'x' for m_0. Error details: model expected the "
         "shape of dimension 0 to be between 1 and 4 but received 17"
@@ -76,7 +85,7 @@ def test_whatever_is_taken_takes_the_shape_and_none_that_does_is_nearer(
 
     fitting = [d for profile in profiles if (d := distance(profile)) is not None]
     try:
-        taken = choice(*profiles).of({"x": (size,)})
+        taken = choice(*profiles)({"x": (size,)})
     except InvalidRequest:
         assert not fitting
     else:
