@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edge_server.backends.contract import no_progress, parameters_of
+from edge_server.backends.contract import LoadContext, no_progress, parameters_of
 from edge_server.backends.tensorrt import backend
 from edge_server.backends.tensorrt.backend import PlanSource
 from edge_server.backends.tensorrt.plan_config import TensorRtParameters
@@ -206,7 +206,8 @@ def _sources(
             # As the daemon does before it loads: the shapes decide which cached plan it looks for.
             config = backend.complete(spec.files, number, config)
         directory = spec.files.versions[number]
-        source = PlanSource(directory, config, parameters, on_progress, builds=builds)
+        context = LoadContext(directory, config, Devices(), on_progress, builds=builds)
+        source = PlanSource(context)
         for placement in dict.fromkeys(p for g in config.instance_groups for p in g.placements):
             yield source, placement
 

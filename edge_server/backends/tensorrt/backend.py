@@ -58,7 +58,7 @@ from edge_server.process.disk import state_directory
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edge_server.backends.contract import LoadContext, ProgressCallback
+    from edge_server.backends.contract import LoadContext
     from edge_server.backends.tensorrt.model import PlanModel
     from edge_server.backends.tensorrt.plan_options import DeviceFacts
     from edge_server.model_config.config import ModelConfig, Placement
@@ -73,25 +73,15 @@ ONNX_NAME = "model.onnx"
 class PlanSource:
     """Finds the plan of one model version, whose side-car must match this device and the placement;
     a plan without one is left to TensorRT to judge. With `auto_build`, a plan that does not fit or
-    is missing is built from the ONNX file beside it, in a separate process, and cached; not where
-    `builds` is False, for a load that must not take minutes. Nothing here imports TensorRT."""
+    is missing is built from the ONNX file beside it, in a separate process, and cached; not for
+    a load that must not take minutes. Nothing here imports TensorRT."""
 
-    def __init__(
-        self,
-        directory: Path,
-        config: ModelConfig,
-        parameters: TensorRtParameters,
-        on_progress: ProgressCallback,
-        *,
-        builds: bool = True,
-    ) -> None:
-        self._builds = builds
-        self._model = config.name
-        self._config = config
-        self._parameters = parameters
-        self._on_progress = on_progress
-        self._directory = directory
-        self._onnx = directory / ONNX_NAME
+    def __init__(self, context: LoadContext) -> None:
+        self._context = context
+        self._config, self._model = context.config, context.config.name
+        self._parameters = parameters_of(context.config, TensorRtParameters)
+        self._directory = context.directory
+        self._onnx = context.directory / ONNX_NAME
         self._new: set[Path] = set()
 
     def find(
@@ -106,7 +96,7 @@ class PlanSource:
             return plan, core
         if not self._parameters.auto_build:
             raise ModelConfigError("\n".join(f"{plan}: {fault}" for fault in faults))
-        if not self._builds:
+        if not self._context.builds:
             require_path(self._onnx, self._model)
             cached = _cache().find(self._order(facts, core))
             if cached is None:
@@ -146,7 +136,7 @@ class PlanSource:
             raise why
         require_path(self._onnx, self._model)
         _cache().forget(refused)
-        if not self._builds:
+        if not self._context.builds:
             raise why
         log.warning("model %s: a plan is built: %s", self._model, why)
         return self._built(refused.name, facts, core)
@@ -206,7 +196,7 @@ class PlanSource:
         return PlanOrder(*network_of(self._onnx, options, facts.version), facts, self._model)
 
     def _progress(self, name: str, facts: DeviceFacts) -> BuildProgress:
-        return BuildProgress(self._model, name, facts.tensorrt, self._on_progress)
+        return BuildProgress(self._model, name, facts.tensorrt, self._context.progress)
 
     def _built(
         self, name: str, facts: DeviceFacts, core: int | None, *, retry: bool = False
@@ -255,25 +245,17 @@ def load(context: LoadContext) -> PlanModel:
     # Imported late, as a machine without a GPU may lack TensorRT.
     from edge_server.backends.tensorrt.model import PlanModel  # noqa: PLC0415
 
-    config = context.config
-    options = Options.of(config, parameters_of(config, TensorRtParameters))
-    return PlanModel(context.directory, config, options, context.devices, _source(context))
+    options = Options.of(context.config, parameters_of(context.config, TensorRtParameters))
+    return PlanModel(context, options, PlanSource(context))
 
 
 def prepare(context: LoadContext) -> None:
     """Build the plans that `load` would build; see `contract.Prepares`."""
     from edge_server.backends.tensorrt.engine import facts_of  # noqa: PLC0415 - likewise
 
-    source = _source(context)
+    source = PlanSource(context)
     for placement in dict.fromkeys(p for g in context.config.instance_groups for p in g.placements):
         source.find(facts_of(context.devices.gpu(placement.gpu or 0)), placement)
-
-
-def _source(context: LoadContext) -> PlanSource:
-    parameters = parameters_of(context.config, TensorRtParameters)
-    return PlanSource(
-        context.directory, context.config, parameters, context.progress, builds=context.builds
-    )
 
 
 def _read_plan(plan: Path, gpu: int, dla_core: int | None) -> PlanIO:

@@ -17,13 +17,11 @@ from edge_server.model_config.files import ModelFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from edge_server.backends.contract import MemoryKind
+    from edge_server.backends.contract import LoadContext, MemoryKind
     from edge_server.backends.tensorrt.backend import PlanSource
     from edge_server.backends.tensorrt.plan_config import Options
-    from edge_server.gpu.device import Devices
-    from edge_server.model_config.config import ModelConfig, Placement
+    from edge_server.model_config.config import Placement
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +30,11 @@ class PlanModel(Model):
     """A plan on every GPU and NVDLA core that runs instances of it, loaded once on each; once per
     instance where TensorRT requires that, see `Engine.shares_profiles`."""
 
-    def __init__(
-        self,
-        directory: Path,
-        config: ModelConfig,
-        options: Options,
-        devices: Devices,
-        source: PlanSource,
-    ) -> None:
-        self._files = ModelFiles(config.name, directory.parent, {})
-        self._config = config
+    def __init__(self, context: LoadContext, options: Options, source: PlanSource) -> None:
+        self._files = ModelFiles(context.config.name, context.directory.parent, {})
+        self._config = context.config
         self._options = options
-        self._devices = devices
+        self._devices = context.devices
         self._source = source
         self._lock = threading.Lock()
         self._shared: dict[tuple[int, int | None], Engine] = {}
