@@ -8,12 +8,13 @@ import time
 from collections import Counter
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edge_server.cameras.frame import UsefulSize
 from edge_server.cameras.inspection import FrameInspection, spelt
 from edge_server.cameras.live_source import Reopening
-from edge_server.cameras.source import SourceKind, find_kind, is_live, open_source
+from edge_server.cameras.source import SourceKind, find_kind, open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions
 from edge_server.cameras.status import CameraState, CameraStatus
 from edge_server.errors import SourceError, SourceUriError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from edge_server.cameras.frame import Frame, FrameSource, StallWatch
-    from edge_server.cameras.live_source import ReturnWatch
     from edge_server.pixels import PixelFormat
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,6 @@ class Limits:
         silent_at_first: the same before the period is known.
         read: a call that reads a later frame, or six periods if they are longer.
         close: a call that closes the source.
-        gap: see `FrameInspection`.
     """
 
     first_frame: float = 10.0
@@ -158,7 +157,6 @@ class Limits:
     silent_at_first: float = 1.0
     read: float = 2.0
     close: float = 2.0
-    gap: float = 0.5
 
     def call(self, call: DriverCall, reader_since: float, watch: StallWatch) -> float:
         """Return how long `call` may last, of a reader that began at `reader_since` (monotonic, in
@@ -255,10 +253,18 @@ class Camera:
         self._clock = clock
         self.status = self._status_now(CameraState.STARTING, *_STARTING)
         self._new_reader = reader
-        self._reopening = Reopening(retry_first_s, retry_longest_s, self._new_watch)
-        self._is_live = True
-        self._limits = LIVE
-        self._inspection = FrameInspection(live=True, gap_s=LIVE.gap)
+        self._kind: SourceKind | None = None
+        self._uri_error: SourceUriError | None = None
+        look = None
+        try:
+            uri, self._kind = find_kind(source_uri, kinds)
+        except SourceUriError as error:
+            self._uri_error = error
+        else:
+            look = self._kind.look and partial(self._kind.look, uri)
+        self._reopening = Reopening(retry_first_s, retry_longest_s, look)
+        self._limits = LIVE if self.is_live else RECORDED
+        self._inspection = FrameInspection(live=self.is_live)
         self._wake = threading.Event()
         # Held by whoever writes what follows, and the status.
         self._changed = threading.Condition()
@@ -271,17 +277,13 @@ class Camera:
         self._abandoned: list[Reader] = []
         self._resuming = False  # the source was lost after a frame
         self.lockstep = False
-        self._uri_error: SourceUriError | None = None
         self._last_mono_ns: int | None = None
         self._form: tuple[PixelFormat, tuple[int, int]] | None = None  # of live frames
 
     def load_library(self) -> Future[object] | None:
         """Start to load the library that reads the source, see `SourceKind.library`. Return the
         load while the source waits for it; where it failed, opening the source says why."""
-        try:
-            loading = find_kind(self.source_uri, self._kinds)[1].library(self._options)
-        except SourceUriError:  # the reader says so
-            return None
+        loading = None if self._kind is None else self._kind.library(self._options)
         return None if loading is None or loading.done() else loading
 
     def open(self, wait_s: float = 2.0) -> None:
@@ -294,12 +296,11 @@ class Camera:
             SourceError: a recording cannot be opened.
             SourceUriError: the URI is wrong.
         """
-        if not is_live(self.source_uri, self._kinds):
-            if self._source is not None or self._reader is not None:
-                return
-            self._is_live, self._limits = False, RECORDED
-            self._inspection = FrameInspection(live=False, gap_s=RECORDED.gap)
-            self._source = self._open_source()
+        if self._uri_error is not None:
+            raise self._uri_error
+        if not self.is_live:
+            if self._source is None and self._reader is None:
+                self._source = self._open_source()
             return
         until = time.monotonic() + wait_s
         if (library := self.load_library()) is not None:
@@ -361,10 +362,7 @@ class Camera:
     @property
     def is_live(self) -> bool:
         """The source is a device; False where the URI is wrong, which `open` reports."""
-        try:
-            return is_live(self.source_uri, self._kinds)
-        except SourceUriError:
-            return False
+        return self._kind is not None and self._kind.live
 
     @property
     def corrupt(self) -> int:
@@ -380,7 +378,8 @@ class Camera:
     @property
     def needs_restart(self) -> bool:
         """The camera is out of service, and only a new process gets its driver back."""
-        return self.hanging >= MOST_ABANDONED and find_kind(self.source_uri, self._kinds)[1].device
+        is_device = self._kind is not None and self._kind.device
+        return is_device and self.hanging >= MOST_ABANDONED
 
     def need_reboot(self) -> None:
         """Say, until a frame comes, that only a reboot helps."""
@@ -491,7 +490,7 @@ class Camera:
                 return
             if isinstance(error, SourceUriError):
                 self._uri_error = error
-            if error is None and not self._is_live:
+            if error is None and not self.is_live:
                 self._set(CameraState.ENDED, "ended", f"it ended after {self.captured} frames")
                 if not self.source_uri.startswith("synthetic:"):
                     log.info(
@@ -507,13 +506,6 @@ class Camera:
         self._wake.set()
 
     # The callers of the next ones hold the lock.
-
-    def _new_watch(self) -> ReturnWatch | None:
-        try:
-            uri, kind = find_kind(self.source_uri, self._kinds)
-        except SourceUriError:  # its reader has said so
-            return None
-        return None if kind.watch is None else kind.watch(uri)
 
     def _start_reader(self, now: float) -> Reader:
         self._reopening.end()

@@ -404,6 +404,10 @@ class PictureHealth:
 _FAULT_LASTS_S = 2.0
 # Formats of sensors that no decoder gives: their frames were never compressed. NV12 may be either.
 _RAW = (PixelFormat.YUY2, PixelFormat.GREY)
+# After a longer silence, and three periods, the source is opened again, once its period is known:
+# its frames are a backlog that a decoder may stamp as fresh. The age of frames with the driver's
+# time is true.
+_GAP_S = 0.5
 # So many frames that are not whole within that time, and the source is opened again.
 MOST_CORRUPT = 10
 # A camera that the processor cannot follow loses frames; half as many or twice as many is a change.
@@ -444,15 +448,11 @@ class FrameInspection:
 
     Args:
         live: the source is a camera. A recording may consist of different images, or of one.
-        gap_s: after a longer silence, and three periods, the source has to be opened again, once
-            its period is known: its frames are a backlog that a decoder may stamp as fresh. Frames
-            with the driver's own time are exempt: their age is true.
     """
 
-    def __init__(self, *, live: bool, gap_s: float) -> None:
+    def __init__(self, *, live: bool) -> None:
         self.corrupt = 0
         self._live = live
-        self._gap_s = gap_s
         self._health = PictureHealth()
         self._passing: Reason | None = None
         self._passing_until = 0.0
@@ -482,8 +482,8 @@ class FrameInspection:
             self._note("corrupt", "the decoder finds damaged images", now)
         watch, backlog, rate = self.watch, False, ""
         silent_s = now - (watch.last or now)
-        if self._live and silent_s > self._gap_s and frame.clock != "sensor":
-            backlog = silent_s > watch.limit_s(self._gap_s, float("inf"))
+        if self._live and silent_s > _GAP_S and frame.clock != "sensor":
+            backlog = silent_s > watch.limit_s(_GAP_S, float("inf"))
         watch.arrive(now)
         if self._live and watch.is_full:
             rate = self._rate_change(now)

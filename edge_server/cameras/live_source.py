@@ -11,11 +11,13 @@ second, at times drawn by chance."""
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
 import time
 from collections import deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from edge_server.cameras.frame import PERIODS, Frame, StallWatch, TimestampMapper
@@ -25,7 +27,6 @@ from edge_server.process.threads import Backoff, start_future
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from edge_server.cameras.source_uri import SourceUri
     from edge_server.pixels import Image
@@ -44,23 +45,25 @@ _CONNECT_S = 1.0
 
 class Reopening:
     """Says when a lost source is opened: after delays that double, or as soon as it is there again
-    where that can be seen. Not thread-safe.
+    where that can be seen. Not thread-safe, and no call waits.
 
     A source that comes and goes is opened as often as the delays allow, and little more.
 
     Args:
         first_s: the first delay.
         longest_s: the longest; after a source has run longer, they start from the first again.
-        watch: makes what sees the source return; None where nothing does.
+        look: starts to look whether the source is there; None where only opening it shows that.
     """
 
     def __init__(
-        self, first_s: float, longest_s: float, watch: Callable[[], ReturnWatch | None]
+        self, first_s: float, longest_s: float, look: Callable[[], Future[bool] | None] | None
     ) -> None:
         self._backoff = Backoff(first_s, longest_s)
-        self._new_watch = watch
-        self._watch: ReturnWatch | None = None
+        self._look = look
         self._due = 0.0
+        self._look_at = math.inf
+        self._looking: Future[bool] | None = None
+        self._away = False
         self._called_back: deque[float] = deque(maxlen=_MOST_CALLS_BACK)
 
     def lose(self, now: float, ran_s: float) -> None:
@@ -68,23 +71,32 @@ class Reopening:
         if ran_s > self._backoff.longest_s:
             self._backoff.reset()
         self._due = now + self._backoff.next_s()
-        self._watch = self._new_watch()
+        self._look_at = math.inf if self._look is None else 0.0
+        self._looking, self._away = None, False
 
     def is_due(self, now: float) -> bool:
         return now >= self._due or self._is_back(now)
 
     def wait_s(self, now: float) -> float:
         """Return the seconds until the source is opened or looked for."""
-        due = self._due if self._watch is None else min(self._due, self._watch.due)
-        return max(0.0, due - now)
+        return max(0.0, min(self._due, self._look_at) - now)
 
     def end(self) -> None:
         """Look for the source no more: it is opened, or nobody wants it."""
-        self._watch = None
+        self._look_at = math.inf
 
     def _is_back(self, now: float) -> bool:
         """Return whether the source was away, and may be opened before it is due."""
-        if self._watch is None or not self._watch.look(now):
+        if self._look is None or now < self._look_at:
+            return False
+        is_first, looking = self._looking is None, self._looking or self._look()
+        self._looking = looking
+        if looking is None or not looking.done():
+            self._look_at = now + (_UNKNOWN_S if is_first else _until_next_s())
+            return False
+        self._looking, self._look_at = None, now + _until_next_s()
+        was_away, self._away = self._away, not looking.result()
+        if self._away or not was_away:
             return False
         often = len(self._called_back) == _MOST_CALLS_BACK
         if often and now - self._called_back[0] < _CALLS_BACK_WITHIN_S:
@@ -94,63 +106,29 @@ class Reopening:
         return True
 
 
-class ReturnWatch:
-    """Looks for one camera after it was lost; used by one thread, and no call waits.
-
-    `due` is the time of the next look. `is_there` looks for it, None where it is not known yet.
-    """
-
-    def __init__(self, is_there: Callable[[], bool | None]) -> None:
-        self.due = 0.0
-        self._is_there = is_there
-        self._away = self._unknown = False
-
-    def look(self, now: float) -> bool:
-        """Look once `due` has come; return whether the camera has been away and is there now."""
-        if now < self.due:
-            return False
-        there, again = self._is_there(), self._unknown
-        self._unknown = there is None
-        self.due = now + random.uniform(_SHORTEST_S, _LONGEST_S)  # noqa: S311 - no secret
-        if there is None:
-            self.due = self.due if again else now + _UNKNOWN_S
-            return False
-        back = there and self._away
-        self._away = not there
-        return back
+def _until_next_s() -> float:
+    return random.uniform(_SHORTEST_S, _LONGEST_S)  # noqa: S311 - no secret
 
 
-class PortProbe:
-    """Connects to the port of a camera, over and over; each attempt has a thread of its own, as
-    looking up a name and connecting wait."""
+def look_for_port(uri: SourceUri) -> Future[bool] | None:
+    """Start to connect to the port of a camera, on a thread: looking up a name and connecting
+    wait."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._address = host, port
-        self._attempt: Future[bool] | None = None
-
-    def __call__(self) -> bool | None:
-        if self._attempt is None:
-            self._attempt = start_future(f"look for {self._address[0]}", self._connect)
-        if self._attempt is None or not self._attempt.done():
-            return None
-        there, self._attempt = self._attempt.result(), None
-        return there
-
-    def _connect(self) -> bool:
+    def connect() -> bool:
         try:
-            socket.create_connection(self._address, _CONNECT_S).close()
+            socket.create_connection((uri.host, uri.port or PORTS[uri.scheme]), _CONNECT_S).close()
         except (OSError, UnicodeError):  # the latter: it is no host name
             return False
         return True
 
-
-def watch_port(uri: SourceUri) -> ReturnWatch:
-    return ReturnWatch(PortProbe(uri.host, uri.port or PORTS[uri.scheme]))
+    return start_future(f"look for {uri.host}", connect)
 
 
-def watch_device(uri: SourceUri) -> ReturnWatch:
+def look_for_device(uri: SourceUri) -> Future[bool]:
+    found: Future[bool] = Future()
     # A new device belongs to root until udev has seen it.
-    return ReturnWatch(lambda: os.access(uri.path, os.R_OK | os.W_OK))
+    found.set_result(os.access(uri.path, os.R_OK | os.W_OK))
+    return found
 
 
 # A camera has stalled after this, or `PERIODS`; before its rate is known it has longer, which is

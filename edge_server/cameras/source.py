@@ -13,7 +13,7 @@ from edge_server.board.installation import remedy
 from edge_server.cameras.frame import IMAGE_SUFFIXES
 from edge_server.cameras.gstreamer_frames import loading_gstreamer
 from edge_server.cameras.gstreamer_pipelines import flip_of
-from edge_server.cameras.live_source import watch_device, watch_port
+from edge_server.cameras.live_source import look_for_device, look_for_port
 from edge_server.cameras.source_uri import NO_OPTIONS, did_you_mean, home_hint, parse_source_uri
 from edge_server.cameras.v4l2 import V4L2_FORMATS
 from edge_server.errors import SourceError, SourceUriError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from edge_server.cameras.calibration import Calibration
     from edge_server.cameras.frame import FrameSource
-    from edge_server.cameras.live_source import ReturnWatch
     from edge_server.cameras.source_uri import SourceOptions, SourceUri
 
 
@@ -44,7 +43,7 @@ class SourceKind:
             is an error.
         device: its driver runs on this machine, and only a new process gets one that hangs back.
         check: raises SourceUriError where a URI of this kind can never be opened on any machine.
-        watch: looks whether a lost device is there again; None where only opening it shows that.
+        look: starts to look whether a lost device is there; None where only opening it shows that.
         library: starts to load what reads the source, once in the process, and returns the load;
             None where there is nothing to wait for. A source is opened when it is done.
     """
@@ -53,7 +52,7 @@ class SourceKind:
     live: bool
     device: bool = False
     check: Callable[[SourceUri], None] = lambda _: None
-    watch: Callable[[SourceUri], ReturnWatch] | None = None
+    look: Callable[[SourceUri], Future[bool] | None] | None = None
     library: Callable[[SourceOptions], Future[object] | None] = lambda _: None
 
 
@@ -269,11 +268,11 @@ _live = partial(SourceKind, _open_live, live=True, library=_library)
 SOURCE_KINDS: Mapping[str, SourceKind] = MappingProxyType(
     {
         "csi": _live(device=True, check=_check_csi),
-        "v4l2": _live(device=True, check=_check_v4l2, watch=watch_device),
-        "rtsp": _live(check=_check_rtsp, watch=watch_port),
-        "rtsps": _live(check=_check_rtsp, watch=watch_port),
-        "http": _live(check=_check_network, watch=watch_port),
-        "https": _live(check=_check_network, watch=watch_port),
+        "v4l2": _live(device=True, check=_check_v4l2, look=look_for_device),
+        "rtsp": _live(check=_check_rtsp, look=look_for_port),
+        "rtsps": _live(check=_check_rtsp, look=look_for_port),
+        "http": _live(check=_check_network, look=look_for_port),
+        "https": _live(check=_check_network, look=look_for_port),
         "gst": _live(device=True),
         "file": SourceKind(_open_file, live=False),
         "mcap": SourceKind(_open_mcap, live=False, check=_check_mcap),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.cameras.calibration import read_calibration
 from edge_server.cameras.camera import Camera
-from edge_server.cameras.source import is_live, recorded_calibration
+from edge_server.cameras.source import recorded_calibration
 from edge_server.cameras.source_uri import SourceOptions, read_credentials
 from edge_server.errors import SettingsError, SourceError, StageStuck, Unavailable
 from edge_server.pipeline.fair_shares import FairShares
@@ -468,7 +468,7 @@ class CameraSet:
         try:
             if wait_s is not None:
                 camera.open(wait_s)
-            elif is_live(camera.source_uri, self._kinds):
+            elif camera.is_live:
                 camera.load_library()
             else:
                 camera.open()

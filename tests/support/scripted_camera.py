@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -14,7 +15,6 @@ from edge_server.pixels import Image
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from edge_server.cameras.frame import CaptureClock, FrameSource
     from edge_server.cameras.source_uri import SourceOptions, SourceUri
@@ -74,22 +74,18 @@ class ScriptedReader:
         self._on_done()
 
 
-class ScriptedWatch:
+class ScriptedDevice:
     """The source is there, or away, as the test says."""
 
     def __init__(self) -> None:
-        self.due = 0.0
         self.there = True
         self.looks = 0
-        self._away = False
 
-    def look(self, now: float) -> bool:
-        if now < self.due:
-            return False
-        self.due = now + 0.25
+    def look(self, _uri: SourceUri) -> Future[bool]:
         self.looks += 1
-        back, self._away = self.there and self._away, not self.there
-        return back
+        found: Future[bool] = Future()
+        found.set_result(self.there)
+        return found
 
 
 class Rig:
@@ -100,7 +96,7 @@ class Rig:
         *,
         live: bool = True,
         retry_first_s: float = 0.2,
-        watches: list[ScriptedWatch] | None = None,
+        device: ScriptedDevice | None = None,
         library: Future[object] | None = None,
     ) -> None:
         self.now = START_S
@@ -112,13 +108,8 @@ class Rig:
             self.readers.append(made)
             return made
 
-        def watch(_uri: SourceUri) -> ScriptedWatch:
-            assert watches is not None
-            watches.append(ScriptedWatch())
-            return watches[-1]
-
-        watched = None if watches is None else watch
-        kinds = {"scripted": SourceKind(self._open, live, watch=watched, library=lambda _: library)}
+        look = None if device is None else device.look
+        kinds = {"scripted": SourceKind(self._open, live, look=look, library=lambda _: library)}
         self.camera = Camera(
             "front",
             "scripted://it",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.scripted_camera import IMAGE, PERIOD_S, Rig, ScriptedWatch
+from support.scripted_camera import IMAGE, PERIOD_S, Rig, ScriptedDevice
 
 from edge_server.cameras.camera import Camera
 from edge_server.cameras.frame import Frame
@@ -511,45 +511,45 @@ def test_the_published_state_shows_no_password() -> None:
 
 def test_a_source_that_is_there_again_is_opened_at_once() -> None:
     random.seed(1)  # of the delays
-    watches: list[ScriptedWatch] = []
-    rig = Rig(watches=watches)
+    device = ScriptedDevice()
+    rig = Rig(device=device)
     rig.go_live()
     rig.lose()
     for _ in range(9):
-        watches[-1].there = False
+        device.there = False
         rig.advance(2.6)
         if not rig.reader.done:
             rig.lose("unavailable")
-    watches[-1].there = False
+    device.there = False
     rig.advance(0.3)
     attempts = len(rig.readers)
     assert rig.reader.done
-    watches[-1].there = True
+    device.there = True
     rig.advance(0.3)
     assert len(rig.readers) == attempts + 1
     assert not rig.reader.done
 
 
 def test_a_source_that_was_never_away_is_opened_when_it_is_due() -> None:
-    watches: list[ScriptedWatch] = []
-    rig = Rig(retry_first_s=4.0, watches=watches)
+    device = ScriptedDevice()
+    rig = Rig(retry_first_s=4.0, device=device)
     rig.go_live()
     rig.lose()
     rig.advance(1.9)
-    assert watches[-1].looks > 5
+    assert device.looks > 5
     assert rig.reader.done
 
 
 def test_a_source_that_comes_and_goes_is_not_opened_each_time() -> None:
-    watches: list[ScriptedWatch] = []
-    rig = Rig(retry_first_s=60.0, watches=watches)
+    device = ScriptedDevice()
+    rig = Rig(retry_first_s=60.0, device=device)
     rig.go_live()
     rig.lose()
     attempts = len(rig.readers)
     for _ in range(12):
-        watches[-1].there = False
+        device.there = False
         rig.advance(0.3)
-        watches[-1].there = True
+        device.there = True
         rig.advance(0.3)
         if not rig.reader.done:
             rig.lose("unavailable")
