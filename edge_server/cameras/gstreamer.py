@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_server.board.installation import remedy
@@ -19,12 +18,11 @@ from edge_server.cameras.gstreamer_pipelines import (
     missing_elements,
     pipeline_of,
 )
-from edge_server.cameras.gstreamer_player import CameraPlace, GstreamerStream, registry_has
+from edge_server.cameras.gstreamer_player import GstreamerStream, registry_has
 from edge_server.cameras.live_source import LiveSource
-from edge_server.cameras.network import PORTS, addresses_of, find_fault
+from edge_server.cameras.network import PORTS, addresses_of
 from edge_server.errors import SourceError, SourceUriError
 from edge_server.process.logs import log_once
-from edge_server.process.text import masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,20 +91,16 @@ def open_gstreamer(uri: SourceUri, options: SourceOptions) -> LiveSource:
     """
     missing = gstreamer_missing()
     if missing:
-        raise SourceError(f"{uri.label}: {missing}", reason="unavailable")
-    credentials = uri.credentials or options.credentials
-    probe = partial(find_fault, uri, credentials) if uri.scheme in PORTS else None
-    place = CameraPlace(uri.scheme, uri.label, uri.path, probe)
+        raise uri.fault(missing)
     try:
         pipeline = pipeline_of(uri, options, registry_has)
         log.debug("%s: %s", uri.label, "a pipeline" if uri.scheme == "gst" else pipeline.text)
         hosts = addresses_of(uri) if uri.scheme in PORTS else ()
-        stream = GstreamerStream(place, pipeline, options.matrix, options.range, hosts)
+        stream = GstreamerStream(uri, pipeline, options, hosts)
     except SourceUriError:
         raise
     except SourceError as error:
-        text = masked(str(error)).removeprefix(f"{uri.label}: ")
-        raise SourceError(f"{uri.label}: {text}", reason=error.reason) from error
+        raise uri.fault(str(error).removeprefix(f"{uri.label}: "), error.reason) from error
     return LiveSource(
         stream,
         uri.label,
@@ -179,5 +173,5 @@ def choose_reader(
         raise SourceUriError(f"{uri.label}: {needs}; OpenCV, the reader in its settings, cannot")
     if missing and (needs or wanted == "gstreamer"):
         needs = needs or "GStreamer is the reader in its settings"
-        raise SourceError(f"{uri.label}: {needs}; {missing}", reason="no_decoder")
+        raise uri.fault(f"{needs}; {missing}", "no_decoder")
     return "opencv" if missing or wanted == "opencv" else "gstreamer"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from edge_server.cameras.source_uri import SourceOptions
+
 # NTP counts from 1900, Unix from 1970.
 _NTP_TO_UNIX_NS = 2_208_988_800 * 1_000_000_000
 _FORMATS = {
@@ -79,20 +81,14 @@ class SampleReader:
     Args:
         api: GStreamer.
         pipeline: whose clock stamps the samples.
-        matrix, range_: override those in the caps.
+        options: has colours that override those in the caps.
     """
 
-    def __init__(
-        self,
-        api: GstreamerApi,
-        pipeline: Any,
-        matrix: ColourMatrix | None,
-        range_: ColourRange | None,
-    ) -> None:
+    def __init__(self, api: GstreamerApi, pipeline: Any, options: SourceOptions) -> None:
         self.period_s = 0.0
         self._api = api
         self._pipeline = pipeline
-        self._colours = matrix, range_
+        self._options = options
         self._layout: tuple[Any, _Layout] | None = None
         self._map = _mapping_of(api.gst)
         self._ntp_caps = api.gst.Caps.from_string("timestamp/x-ntp")
@@ -107,7 +103,7 @@ class SampleReader:
         """
         caps, buffer = sample.get_caps(), sample.get_buffer()
         if self._layout is None or not self._layout[0].is_equal(caps):
-            self._layout = caps, _layout_of(self._api, caps, *self._colours)
+            self._layout = caps, _layout_of(self._api, caps, self._options)
         layout = self._layout[1]
         self.period_s = layout.period_ns / 1e9
         if buffer.has_flags(self._api.gst.BufferFlags.CORRUPTED):
@@ -162,9 +158,7 @@ class _Layout:
         return Image(self.pixel_format, tuple(planes), self.colour)
 
 
-def _layout_of(
-    api: GstreamerApi, caps: Any, matrix: ColourMatrix | None, range_: ColourRange | None
-) -> _Layout:
+def _layout_of(api: GstreamerApi, caps: Any, options: SourceOptions) -> _Layout:
     info = api.video.VideoInfo.new_from_caps(caps)
     structure = caps.get_structure(0)
     pixel_format = _FORMATS.get(structure.get_string("format") or "")
@@ -189,8 +183,8 @@ def _layout_of(
     # BT.2020's weights are nearest to BT.709's.
     high = colorimetry.matrix in (matrices.BT709, matrices.SMPTE240M, matrices.BT2020)
     colour = Colour(
-        matrix or (ColourMatrix.BT709 if high else ColourMatrix.BT601),
-        range_ or (ColourRange.FULL if colorimetry.range == full else ColourRange.LIMITED),
+        options.matrix or (ColourMatrix.BT709 if high else ColourMatrix.BT601),
+        options.range or (ColourRange.FULL if colorimetry.range == full else ColourRange.LIMITED),
     )
     period_ns = 1_000_000_000 * info.fps_d // info.fps_n if info.fps_n else 0
     return _Layout(

@@ -17,16 +17,16 @@ from edge_server.cameras.gstreamer_frames import SampleReader, load_gstreamer
 from edge_server.cameras.gstreamer_pipelines import DEPAYLOADER, JPEG_DECODER
 from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES, size_of_jpeg
 from edge_server.cameras.live_source import StreamEnded
-from edge_server.cameras.network import CameraSockets
+from edge_server.cameras.network import PORTS, CameraSockets, find_fault
+from edge_server.cameras.source_uri import NO_OPTIONS
 from edge_server.errors import SourceError
-from edge_server.process.text import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from edge_server.cameras.gstreamer_pipelines import CameraPipeline
     from edge_server.cameras.live_source import Picture
-    from edge_server.pixels import ColourMatrix, ColourRange
+    from edge_server.cameras.source_uri import Credentials, SourceOptions, SourceUri
 
 
 @dataclass(frozen=True)
@@ -54,34 +54,20 @@ class BusMessage:
         return self.domain == "stream" and self.code == 7
 
 
-@dataclass(frozen=True)
-class CameraPlace:
-    """Which camera a message is about.
-
-    Attributes:
-        scheme: csi, v4l2, rtsp, rtsps, http, https or gst.
-        label: see `SourceUri`.
-        device: the path of a video device.
-        probe: of a network camera: finds out why it cannot be opened, where GStreamer does not say.
-    """
-
-    scheme: str
-    label: str
-    device: str = ""
-    probe: Callable[[], SourceError] | None = None
-
-    def error(self, text: str, reason: str) -> SourceError:
-        return SourceError(f"{self.label}: {masked(text)}", reason=reason)
-
-
 def check_messages(
-    place: CameraPlace, messages: Iterable[BusMessage], *, live: bool, running: bool
+    uri: SourceUri,
+    messages: Iterable[BusMessage],
+    credentials: Credentials | None = None,
+    *,
+    live: bool,
+    running: bool,
 ) -> int:
     """Return how many of `messages` tell of a part of the stream that could not be decoded.
 
     Args:
-        place: of the camera.
+        uri: of the camera.
         messages: of its pipeline since the last look.
+        credentials: for the camera.
         live: the pipeline is paced by a camera, which has delivered frames where it is `running`.
         running: see `live`.
 
@@ -96,26 +82,28 @@ def check_messages(
             raise StreamEnded
         if message.kind == "status" and 0 < message.code < 400:
             continue
-        log.debug("%s: %s (%s)", place.label, message.text, message.debug)
+        log.debug("%s: %s (%s)", uri.label, message.text, message.debug)
         if message.kind != "warning":
-            raise fault_of(place, message, running=running)
+            raise fault_of(uri, message, credentials, running=running)
         damaged += message.is_corruption
     return damaged
 
 
-def fault_of(place: CameraPlace, message: BusMessage, *, running: bool) -> SourceError:
+def fault_of(
+    uri: SourceUri, message: BusMessage, credentials: Credentials | None = None, *, running: bool
+) -> SourceError:
     """Return the error that `message` stands for, which is an `error`, the `end` of a live camera,
     a `status` or `silence`."""
     quoted = message.text.strip().rstrip(".") or "GStreamer gives no reason"
     phase = "running" if running else "opening"
-    facts = f"{place.scheme} {message.domain or message.kind} {message.code} {phase} "
+    facts = f"{uri.scheme} {message.domain or message.kind} {message.code} {phase} "
     for pattern, reason, text in _CAUSES:
         if re.match(pattern, facts + message.debug, re.DOTALL):
-            told = text.format(device=place.device, code=message.code, text=quoted)
-            return place.error(told, reason)
-    if place.probe is not None:
-        return place.probe()
-    return place.error("the camera cannot be opened; look at it with another player", "lost")
+            told = text.format(device=uri.path, code=message.code, text=quoted)
+            return uri.fault(told, reason)
+    if uri.scheme in PORTS:  # GStreamer does not say why it cannot be opened
+        return find_fault(uri, credentials)
+    return uri.fault("the camera cannot be opened; look at it with another player", "lost")
 
 
 _REFUSED = "user name or password refused; check the camera's credentials"
@@ -206,9 +194,9 @@ class GstreamerStream:
         live: the pipeline is paced by a camera, not by its reader.
 
     Args:
-        place: names the camera in errors.
+        uri: of the camera, which errors name.
         pipeline: what to run.
-        matrix, range_: override those in the caps.
+        options: the camera's credentials, and colours that override those in the caps.
         hosts: IP addresses of a network camera.
 
     Raises:
@@ -217,10 +205,9 @@ class GstreamerStream:
 
     def __init__(
         self,
-        place: CameraPlace,
+        uri: SourceUri,
         pipeline: CameraPipeline,
-        matrix: ColourMatrix | None = None,
-        range_: ColourRange | None = None,
+        options: SourceOptions = NO_OPTIONS,
         hosts: Collection[str] = (),
     ) -> None:
         self._api = load_gstreamer()
@@ -229,7 +216,8 @@ class GstreamerStream:
         self.seen = 0
         self._dropped = 0
         self._undecoded = 0
-        self._place = place
+        self._uri = uri
+        self._credentials = uri.credentials or options.credentials
         self._sample: Any = None
         self._running = self._ended = self._has_image = False
         self._failure: SourceError | None = None
@@ -251,7 +239,7 @@ class GstreamerStream:
                 self._link_later(element)
         self._where_known = pipeline.where_known
         self._set_where_known(self._pipeline)
-        self._samples = SampleReader(self._api, self._pipeline, matrix, range_)
+        self._samples = SampleReader(self._api, self._pipeline, options)
         self._bus = self._pipeline.get_bus()
         types = gst.MessageType
         self._of_interest = types.ERROR | types.WARNING | types.EOS | types.ELEMENT
@@ -280,7 +268,11 @@ class GstreamerStream:
     def grab(self, timeout_s: float) -> bool:
         try:
             self._undecoded += check_messages(
-                self._place, self._messages(), live=self.live, running=self._running
+                self._uri,
+                self._messages(),
+                self._credentials,
+                live=self.live,
+                running=self._running,
             )
         except StreamEnded:
             self._ended = True  # the last frame may wait yet
@@ -305,13 +297,13 @@ class GstreamerStream:
         try:
             picture = self._samples.read(sample)
         except SourceError as error:
-            raise self._place.error(str(error), error.reason) from error
+            raise self._uri.fault(str(error), error.reason) from error
         self._running = True
         return picture
 
     def _messages(self) -> Iterator[BusMessage]:
         if self._failure is not None:
-            raise self._place.error(str(self._failure), self._failure.reason) from self._failure
+            raise self._uri.fault(str(self._failure), self._failure.reason) from self._failure
         # What is of no interest is dropped by the same call, so the bus never grows.
         while (message := self._bus.pop_filtered(self._of_interest)) is not None:
             parsed = _bus_message(self._api.gst, message)

@@ -190,7 +190,7 @@ def open_http(uri: SourceUri, options: SourceOptions) -> LiveSource:
         parser = MultipartParser(_boundary(response))
     except MultipartError as error:
         wire.sock.close()
-        raise SourceError(f"{uri.label}: {error}", reason="no_decoder") from error
+        raise uri.fault(str(error), "no_decoder") from error
     return LiveSource(MjpegStream(response, wire, parser, uri.label, decoder), uri.label, "arrival")
 
 
@@ -296,9 +296,8 @@ def _leads_here(sock: socket.socket) -> bool:
 
 
 def _no_stream(uri: SourceUri, what: str) -> SourceError:
-    return SourceError(
-        f"{uri.label}: the camera {what}; look up the path of its MJPEG stream in its manual",
-        reason="not_found",
+    return uri.fault(
+        f"the camera {what}; look up the path of its MJPEG stream in its manual", "not_found"
     )
 
 
@@ -307,10 +306,10 @@ def _refusal(
 ) -> SourceError:
     kind = response.getheader("Content-Type", "").partition(";")[0].strip()
     if response.status == 200 and kind.startswith(("video/", "image/", "multipart/")):
-        return SourceError(
-            f"{uri.label}: this is {kind!r:.60}, no stream of JPEGs (multipart/x-mixed-replace); "
+        return uri.fault(
+            f"this is {kind!r:.60}, no stream of JPEGs (multipart/x-mixed-replace); "
             "look up the path of its MJPEG stream in its manual, or use its rtsp:// stream",
-            reason="no_decoder",
+            "no_decoder",
         )
     head = f"HTTP/1.1 {response.status} {response.reason}\r\n{response.headers}"
     return fault_of_response(uri, credentials, Response("HTTP", response.status, head, ""))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from edge_server.errors import SourceError
 from edge_server.process.text import masked, masked_by_place, shortened
 from edge_server.process.threads import start_future
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from edge_server.cameras.source_uri import Credentials, SourceUri
+    from edge_server.errors import SourceError
 
 _OPEN = Path("/proc/self/fd")
 # In struct tcp_info of linux/tcp.h.
@@ -146,10 +146,6 @@ def _quoted(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
-def _fault(uri: SourceUri, text: str, reason: str = "unavailable") -> SourceError:
-    return SourceError(f"{uri.label}: {masked(text)}", reason=reason)
-
-
 def place_of(uri: SourceUri) -> str:
     host = f"[{uri.host}]" if ":" in uri.host else uri.host
     return f"{host}:{uri.port or PORTS[uri.scheme]}"
@@ -199,8 +195,7 @@ def connection_fault(uri: SourceUri, error: OSError) -> SourceError:
     if error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
         error = TimeoutError()
     text = next(text for kind, text in _CONNECTION_FAULTS if isinstance(error, kind))
-    return _fault(
-        uri,
+    return uri.fault(
         text.format(
             host=uri.host,
             place=place_of(uri),
@@ -220,13 +215,13 @@ def fault_of_response(
     wanted = "RTSP" if uri.scheme.startswith("rtsp") else "HTTP"
     if response.protocol != wanted:
         other = f"{response.protocol}, not {wanted}" if response.protocol else f"not in {wanted}"
-        return _fault(uri, f"{place} responds, but {other}; check scheme and port")
+        return uri.fault(f"{place} responds, but {other}; check scheme and port")
     if status == 200:
         return _of_stream(uri, response)
     if status == 404:
         path = masked_by_place(uri.path or "/")
         text = f"the camera has no stream {path!r}; look its path up in its manual"
-        return _fault(uri, text, "not_found")
+        return uri.fault(text, "not_found")
     if status in {401, 403}:
         text = "the camera refuses access to this stream"
         if credentials:
@@ -239,13 +234,13 @@ def fault_of_response(
                 "the camera wants a user name and a password; write "
                 f"{uri.scheme}://USER:PASSWORD@{place}/..., or name a file with them"
             )
-        return _fault(uri, text, "unauthorized")
+        return uri.fault(text, "unauthorized")
     places = response.headers("Location")
     if 300 <= status < 400 and places:
         text = f"the camera redirects to {_quoted(places[0])}; write that address if it is right"
-        return _fault(uri, text, "not_found")
+        return uri.fault(text, "not_found")
     line = _quoted(response.head.partition("\r\n")[0])
-    return _fault(uri, f"the camera responds {line!r}; restart it, or look at its web page")
+    return uri.fault(f"the camera responds {line!r}; restart it, or look at its web page")
 
 
 def _of_stream(uri: SourceUri, response: Response) -> SourceError:
@@ -255,18 +250,17 @@ def _of_stream(uri: SourceUri, response: Response) -> SourceError:
         what = f"offers {_quoted(', '.join(codecs))}" if codecs else "describes its stream"
         if codecs and not {"H264", "H265", "JPEG", "MP4V-ES"} & {each.upper() for each in codecs}:
             text = f"the camera {what}; set its video to H.264, H.265 or MJPEG"
-            return _fault(uri, text, "no_decoder")
-        return _fault(
-            uri,
+            return uri.fault(text, "no_decoder")
+        return uri.fault(
             f"the camera {what}, but no image came in time; it may serve no more viewers: close "
             "others, or restart it",
         )
     kinds = response.headers("Content-Type")
     kind = _quoted(kinds[0].partition(";")[0]) if kinds else "nothing known"
     if kind.startswith(("multipart/", "image/", "video/")):
-        return _fault(uri, f"the camera sends {kind}, but no image came in time; restart it")
+        return uri.fault(f"the camera sends {kind}, but no image came in time; restart it")
     text = f"this is {kind}, no video; look up the path of the camera's MJPEG stream in its manual"
-    return _fault(uri, text, "not_found")
+    return uri.fault(text, "not_found")
 
 
 def target_of(uri: SourceUri) -> str:

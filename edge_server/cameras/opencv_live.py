@@ -154,10 +154,7 @@ def _open_rtsp(
     try:
         capture, read_ms = _open_stream(address, uri.query.get("transport") == "udp")
     except TimeoutError:
-        raise SourceError(
-            f"{uri.label}: cameras with other options are being opened; it is tried again",
-            reason="unavailable",
-        ) from None
+        raise uri.fault("cameras with other options are being opened; it is tried again") from None
     # FFmpeg may have followed a redirect to another host.
     if not (capture.isOpened() and sockets.connected()):
         capture.release()
@@ -172,7 +169,7 @@ def _open_rtsp(
         check_size(width, height, LARGEST_PX if is_jpeg else LARGEST_VIDEO_PX)
     except PictureTooLarge as error:
         capture.release()
-        raise SourceError(f"{uri.label}: {error}", reason="unavailable") from None
+        raise uri.fault(str(error)) from None
     jpeg, read_s = decoder if is_jpeg else None, read_ms / 1e3
     stream = OpenCvStream(capture, uri.label, read_s, jpeg=jpeg, period_s=read_s / PERIODS)
     stream.skip_backlog()
@@ -236,10 +233,9 @@ def _codec(capture: Any) -> str:
 
 def _open_device(uri: SourceUri, decoder: JpegDecoder) -> FrameSource:
     if "flip" in uri.query:
-        raise SourceError(
-            f"{uri.label}: OpenCV's reader does not flip; remove flip, or install what GStreamer's "
-            "reader needs (edge-server doctor)",
-            reason="unavailable",
+        raise uri.fault(
+            "OpenCV's reader does not flip; remove flip, or install what GStreamer's "
+            "reader needs (edge-server doctor)"
         )
     mode = device_mode(uri)
     check_free(uri.path, mode)
@@ -252,10 +248,7 @@ def _open_device(uri: SourceUri, decoder: JpegDecoder) -> FrameSource:
     if not capture.isOpened():
         capture.release()
         check_free(uri.path, mode)
-        raise SourceError(
-            f"{uri.label}: OpenCV cannot open the camera; unplug it and plug it in again",
-            reason="unavailable",
-        )
+        raise uri.fault("OpenCV cannot open the camera; unplug it and plug it in again")
     given = _codec(capture)
     if FOURCC_NAMES.get(given) != mode.format:
         log.warning("%s: the camera gives %s, not %s", uri.label, given, fourcc_of(mode))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from edge_server.cameras.frame import FASTEST_FPS, SLOWEST_FPS
-from edge_server.errors import SettingsError, SourceUriError
+from edge_server.errors import SettingsError, SourceError, SourceUriError
 from edge_server.process.text import masked, masked_by_place, remember_login, remember_secret
 from edge_server.settings.read import read_text_file
 
@@ -93,6 +93,10 @@ class SourceUri:
         return f"{self.scheme}://{login}{_authority(self.host, self.port)}{path}" + (
             f"?{'&'.join(kept)}" if kept else ""
         )
+
+    def fault(self, text: str, reason: str = "unavailable") -> SourceError:
+        """Return the error of this source; see `SourceError.reason`."""
+        return SourceError(f"{self.label}: {masked(text)}", reason=reason)
 
     def allow(self, *known: str) -> None:
         """Raise SourceUriError for a key that is not in `known`; it names the nearest match."""

@@ -177,10 +177,10 @@ def device_mode(uri: SourceUri) -> VideoMode:
     device = read_device(uri.path)
     if device is None or not device.modes:
         raw = f"; it offers {', '.join(device.other_formats)}" if device else ""
-        raise SourceError(
-            f"{uri.label}: gives no images that can be read{raw}; edge-server cameras list shows "
+        raise uri.fault(
+            f"gives no images that can be read{raw}; edge-server cameras list shows "
             "the devices that do, and a CSI sensor is csi://0",
-            reason="no_decoder",
+            "no_decoder",
         )
     mode = wanted_mode(uri, device.modes)
     log_once(log, f"{uri.label}: {device.name} takes {mode}, of {len(device.modes)} modes")
@@ -203,7 +203,7 @@ def wanted_mode(uri: SourceUri, modes: tuple[VideoMode, ...]) -> VideoMode:
             V4L2_FORMATS.get(uri.query.get("format", ""), ""),
         )
     except SourceError as error:
-        raise SourceError(f"{uri.label}: {error}", reason=error.reason) from error
+        raise uri.fault(str(error), error.reason) from error
 
 
 def best_mode(

@@ -31,7 +31,7 @@ from edge_server.cameras.colour import bgr_of
 from edge_server.cameras.gstreamer import gstreamer_missing, open_gstreamer, report
 from edge_server.cameras.gstreamer_frames import load_gstreamer
 from edge_server.cameras.gstreamer_pipelines import SINK, CameraPipeline
-from edge_server.cameras.gstreamer_player import CameraPlace, GstreamerStream
+from edge_server.cameras.gstreamer_player import GstreamerStream
 from edge_server.cameras.jpeg import LONGEST_JPEG_BYTES
 from edge_server.cameras.source import open_source
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions, parse_source_uri
@@ -538,8 +538,8 @@ def test_a_pipeline_without_an_end_does_not_crash_python() -> None:
 def test_a_flag_is_set_where_the_version_of_an_element_has_it() -> None:
     text = f"videotestsrc is-live=true ! identity name=old ! identity name=new ! {SINK}"
     flags = {"old": "enable-max-performance", "new": "drop-allocation", "absent": "any"}
-    place = CameraPlace("gst", "it")
-    stream = GstreamerStream(place, CameraPipeline(text, where_known=flags))
+    uri = parse_source_uri("gst:it")
+    stream = GstreamerStream(uri, CameraPipeline(text, where_known=flags))
     try:
         assert stream._pipeline.get_by_name("new").get_property("drop-allocation")
         wait_until(lambda: stream.grab(0.1))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.cameras.gstreamer_player import BusMessage, CameraPlace, check_messages, fault_of
+from edge_server.cameras import gstreamer_player
+from edge_server.cameras.gstreamer_player import BusMessage, check_messages, fault_of
 from edge_server.cameras.live_source import StreamEnded
+from edge_server.cameras.source_uri import SourceUri, parse_source_uri
 from edge_server.errors import SourceError
 from edge_server.process.text import remember_secret
 
 FOUND = SourceError("the camera is off", reason="unavailable")
-RTSP = CameraPlace("rtsp", "rtsp://camera:554/live", probe=lambda: FOUND)
-HTTP = CameraPlace("http", "http://camera/mjpeg", probe=lambda: FOUND)
-WEBCAM = CameraPlace("v4l2", "/dev/video0", device="/dev/video0")
-CSI = CameraPlace("csi", "csi://0", device="")
-OWN = CameraPlace("gst", "gst:x ! y")
+RTSP, HTTP, WEBCAM, CSI, OWN = map(
+    parse_source_uri,
+    ("rtsp://camera:554/live", "http://camera/mjpeg", "/dev/video0", "csi://0", "gst:x ! y"),
+)
 RESOURCE, STREAM, CORE = "resource", "stream", "core"
 
 
@@ -23,7 +24,7 @@ def error(domain: str, code: int, text: str = "It failed.", debug: str = "") -> 
 
 
 @pytest.mark.parametrize(
-    ("place", "message", "reason", "words"),
+    ("uri", "message", "reason", "words"),
     [
         (RTSP, error(RESOURCE, 15), "unauthorized", "user name or password refused"),
         (RTSP, error(RESOURCE, 3), "not_found", "no such stream; check the path"),
@@ -42,11 +43,11 @@ def error(domain: str, code: int, text: str = "It failed.", debug: str = "") -> 
     ],
 )
 def test_each_fault_names_the_camera_its_cause_and_the_next_step(
-    place: CameraPlace, message: BusMessage, reason: str, words: str
+    uri: SourceUri, message: BusMessage, reason: str, words: str
 ) -> None:
-    found = fault_of(place, message, running=False)
+    found = fault_of(uri, message, running=False)
     assert found.reason == reason
-    assert str(found).startswith(f"{place.label}: ")
+    assert str(found).startswith(f"{uri.label}: ")
     with pytest.raises(type(found), match=words):
         raise found
 
@@ -59,7 +60,8 @@ def test_an_end_of_a_running_camera_is_a_loss() -> None:
     assert (unplugged.reason, "unplugged" in str(unplugged)) == ("lost", True)
 
 
-def test_why_a_camera_does_not_respond_is_found_out() -> None:
+def test_why_a_camera_does_not_respond_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gstreamer_player, "find_fault", lambda *_: FOUND)
     for code in (5, 7, 9):
         assert fault_of(RTSP, error(RESOURCE, code), running=False) is FOUND
     assert fault_of(HTTP, BusMessage("status", code=0), running=False) is FOUND
