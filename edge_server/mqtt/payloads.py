@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -47,53 +46,32 @@ _NAME = re.compile(r"[a-z0-9_-]{1,64}", re.ASCII)
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
-@dataclass(frozen=True)
 class Topics:
     """The topics of one device; every name in them is safe as one level of a topic.
+
+    Attributes:
+        status: retained: online or offline; the broker publishes offline as the last will.
+        meta: retained, the birth message: versions, schemas, cameras and models.
+        health: retained: temperatures, power, clocks and drives of the board.
+        update: retained: version, slot, and what became of the last update.
+        plans: retained: how far the builds of TensorRT plans are, by `edge-server plan refresh`.
+        acknowledged: retained: the id of the newest event that the broker has acknowledged.
+        vehicle: never retained, for others to publish: what the vehicle measures of itself.
 
     Raises:
         ValueError: an unsafe name; the text names it and the remedy. The methods raise it too.
     """
 
-    device: str
-
-    def __post_init__(self) -> None:
-        _check("device", self.device, _NAME, "a-z, 0-9, '_' and '-'")
-
-    @property
-    def status(self) -> str:
-        """Retained: online or offline; the broker publishes offline as the last will."""
-        return f"{PREFIX}/{self.device}/status"
-
-    @property
-    def meta(self) -> str:
-        """Retained, the birth message: versions, schemas, cameras and models."""
-        return f"{PREFIX}/{self.device}/meta"
-
-    @property
-    def health(self) -> str:
-        """Retained: temperatures, power, clocks and drives of the board."""
-        return f"{PREFIX}/{self.device}/health"
-
-    @property
-    def update(self) -> str:
-        """Retained: version, slot, and what became of the last update."""
-        return f"{PREFIX}/{self.device}/update"
-
-    @property
-    def plans(self) -> str:
-        """Retained: how far the builds of TensorRT plans are, by `edge-server plan refresh`."""
-        return f"{PREFIX}/{self.device}/plans"
-
-    @property
-    def acknowledged(self) -> str:
-        """Retained: the id of the newest event that the broker has acknowledged."""
-        return f"{PREFIX}/{self.device}/acknowledged"
-
-    @property
-    def vehicle(self) -> str:
-        """Never retained, for others to publish: what the vehicle measures of itself."""
-        return f"{PREFIX}/{self.device}/vehicle"
+    def __init__(self, device: str) -> None:
+        _check("device", device)
+        self._root = root = f"{PREFIX}/{device}"
+        self.status = f"{root}/status"
+        self.meta = f"{root}/meta"
+        self.health = f"{root}/health"
+        self.update = f"{root}/update"
+        self.plans = f"{root}/plans"
+        self.acknowledged = f"{root}/acknowledged"
+        self.vehicle = f"{root}/vehicle"
 
     def lanes(self, camera: str) -> str:
         """Live, never retained: the lanes of every frame."""
@@ -101,7 +79,7 @@ class Topics:
 
     def network(self, camera: str, network: str) -> str:
         """Live, never retained: what a network beside the lanes finds."""
-        _check("network", network, _NAME, "a-z, 0-9, '_' and '-'")
+        _check("network", network)
         return f"{self._camera(camera)}/networks/{network}"
 
     def verdict(self, camera: str, network: str) -> str:
@@ -118,33 +96,33 @@ class Topics:
 
     def event(self, kind: str, camera: str = "") -> str:
         """Never retained, at least once: what begins and ends; of a camera, or of the device."""
-        root = self._camera(camera) if camera else f"{PREFIX}/{self.device}"
+        root = self._camera(camera) if camera else self._root
         return f"{root}/events/{kind}"
 
     def model_state(self, model: str) -> str:
         """Retained: whether the model serves."""
-        _check("model", model, _MODEL, "A-Z, a-z, 0-9, '_', '.' and '-', a letter or digit first")
-        return f"{PREFIX}/{self.device}/models/{model}/state"
+        allowed = "A-Z, a-z, 0-9, '_', '.' and '-', a letter or digit first"
+        _check("model", model, _MODEL, allowed)
+        return f"{self._root}/models/{model}/state"
 
     def channel(self, channel: str) -> str:
         """Retained: what a channel says, and what became of its model here."""
-        _check("channel", channel, _NAME, "a-z, 0-9, '_' and '-'")
-        return f"{PREFIX}/{self.device}/channels/{channel}"
+        _check("channel", channel)
+        return f"{self._root}/channels/{channel}"
 
     def states(self) -> tuple[str, ...]:
         """Filters for the retained topics of all models, cameras and channels, those of earlier
         runs too."""
-        root = f"{PREFIX}/{self.device}"
-        cameras = f"{root}/cameras/+"
+        root, cameras = self._root, f"{self._root}/cameras/+"
         of_models = f"{root}/models/+/state", f"{cameras}/networks/+/verdict", f"{root}/channels/+"
         return *of_models, f"{cameras}/status", f"{cameras}/calibration"
 
     def is_state(self, topic: str) -> bool:
         """Whether `topic` is one of `states`, of a name that its subject may have."""
-        levels = topic.split("/")
-        if levels[:3] != [*PREFIX.split("/"), self.device]:
+        root, _, levels = topic.partition(f"{self._root}/")
+        if root:
             return False
-        match levels[3:]:
+        match levels.split("/"):
             case ["models", name, "state"]:
                 return _MODEL.fullmatch(name) is not None
             case ["cameras", name, "status" | "calibration"] | ["channels", name]:
@@ -154,14 +132,16 @@ class Topics:
         return False
 
     def _camera(self, camera: str) -> str:
-        _check("camera", camera, _NAME, "a-z, 0-9, '_' and '-'")
-        return f"{PREFIX}/{self.device}/cameras/{camera}"
+        _check("camera", camera)
+        return f"{self._root}/cameras/{camera}"
 
 
-def _check(kind: str, name: str, allowed: re.Pattern[str], remedy: str) -> None:
-    if allowed.fullmatch(name) is None:
+def _check(
+    kind: str, name: str, form: re.Pattern[str] = _NAME, allowed: str = "a-z, 0-9, '_' and '-'"
+) -> None:
+    if form.fullmatch(name) is None:
         raise ValueError(
-            f"{kind} name {name!r} cannot be part of an MQTT topic: use 1 to 64 of {remedy}"
+            f"{kind} name {name!r} cannot be part of an MQTT topic: use 1 to 64 of {allowed}"
         )
 
 
