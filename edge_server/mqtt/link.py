@@ -22,6 +22,7 @@ from edge_server.mqtt.outbox import Outbox, Wake
 from edge_server.pipeline import messages
 from edge_server.pipeline.perception import NetworkFrame
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
+from edge_server.process.text import shown
 from edge_server.process.threads import Backoff, Worker
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ _LEFT_OUT_EVERY_S: Final = 60.0
 _DEAF_S: Final = 60.0
 # No device has so many models and cameras; a broker may retain any number.
 _MAX_RETAINED: Final = 1024
+_LONGEST_ID: Final = 100  # characters of another client's id that the log shows
 _OWN_ID: Final = "give every device an id of its own: device.id (--device-id)"
 
 
@@ -373,8 +375,9 @@ class Link:
             self._name_rival()
         elif not feed.contest:
             self._contend(
-                f"another machine publishes as '{identity.device}' too, and readers get the lanes "
-                f"of both; {_OWN_ID}"
+                f"another machine publishes as '{identity.device}' too, logged in as "
+                f"'{shown(birth.client_id[:_LONGEST_ID])}', and readers get the lanes of both; "
+                f"{_OWN_ID}"
             )
 
     def _name_rival(self) -> None:
@@ -495,6 +498,8 @@ class Link:
         feed, was_connected = self._feed, self.connected
         self._close(connection)
         now = time.monotonic()
+        if connection.taken_over:
+            reason += f", by a client that logs in as '{feed.identity.client_id}' too"
         self.trouble = reason
         feed.losses += was_connected
         is_rival = connection.taken_over or self._has_rival

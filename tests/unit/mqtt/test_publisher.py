@@ -309,6 +309,6 @@ def test_another_machine_with_this_name_is_named_once_and_told(
     link._hear(feed.topics.meta, other, False)
     link._hear(feed.topics.meta, other, False)
     assert publisher.contested
-    assert caplog.text.count("another machine publishes as 'truck-7' too") == 1
+    assert caplog.text.count("another machine publishes as 'truck-7' too, logged in as 'its'") == 1
     assert list(sent_states(publisher)) == ["meta"], "the other one gets to know of this one"
     publisher.stop()
