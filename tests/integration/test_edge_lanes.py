@@ -113,8 +113,9 @@ def test_a_frame_is_acknowledged_once_it_is_used(stand_in: StandIn) -> None:
     first = next(readings)
     assert (first.state, first.usable, first.lost) == (State.OK, True, 1)
     assert stand_in.service.acknowledged == []
-    states = [next(readings).state for _ in range(4)]
-    assert states == [State.DEGRADED, State.STALE, State.INVALID, State.OK]
+    four = [next(readings) for _ in range(4)]
+    assert [each.state for each in four] == [State.DEGRADED, State.STALE, State.INVALID, State.OK]
+    assert [each.text for each in four[2:]] == ["frame 4 is not well", ""]
     readings.close()
 
 
@@ -124,7 +125,8 @@ def test_a_device_that_is_gone_is_silent_and_its_lanes_come_again(stand_in: Stan
     stand_in.stop()
     silent = next(each for each in readings if each.frame is None)
     assert (silent.state, silent.usable, silent.reasons) == (State.SILENT, False, [])
-    assert next(each for each in readings if each.text).text.startswith("UNAVAILABLE: ")
+    silent = next(each for each in readings if each.frame is None and each.text)
+    assert silent.text.startswith("UNAVAILABLE: ")
     stand_in.start()
     assert next(each for each in readings if each.usable).frame is not None
     readings.close()

@@ -45,7 +45,10 @@ class LaneService(lane_service_pb2_grpc.LaneServiceServicer):
             while not free.acquire(timeout=0.1):
                 if not context.is_active():
                     return
-            frame = lanes_pb2.LaneFrame(camera="front", frame_id=number, status=number % 5 or 1)
+            status = number % 5 or 1
+            frame = lanes_pb2.LaneFrame(camera="front", frame_id=number, status=status)
+            if status != lanes_pb2.FRAME_STATUS_OK:
+                frame.reason_details.add(text=f"frame {number} is not well")
             yield lane_service_pb2.StreamLanesResponse(
                 sequence=number, frame=frame, lost=number % 2
             )

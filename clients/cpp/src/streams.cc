@@ -156,6 +156,9 @@ class LaneStream::Receiver {
     Reading reading;
     reading.state = StateOf(response.frame().status());
     reading.lost = response.lost();
+    for (const v1::Reason& reason : response.frame().reason_details()) {
+      if (!reason.text().empty()) reading.text += (reading.text.empty() ? "" : "; ") + reason.text();
+    }
     reading.frame = std::move(*response.mutable_frame());
     return reading;
   }

@@ -33,7 +33,8 @@ class Reading:
         state: see `State`.
         frame: None where the state is SILENT.
         lost: frames of this camera that this reader missed since its last reading of it.
-        text: where the state is SILENT, the last error of the connection; else empty.
+        text: why the state is not OK, for people; where it is SILENT, the last error of the
+            connection.
     """
 
     state: State
@@ -57,7 +58,8 @@ class Reading:
 def reading_of(frame: lanes_pb2.LaneFrame, lost: int) -> Reading:
     """Return the reading of a frame; a status that this version does not know is INVALID."""
     known = {state.value: state for state in State}
-    return Reading(known.get(frame.status, State.INVALID), frame, lost)
+    text = "; ".join(each.text for each in frame.reason_details if each.text)
+    return Reading(known.get(frame.status, State.INVALID), frame, lost, text)
 
 
 def readings(

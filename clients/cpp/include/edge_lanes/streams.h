@@ -30,7 +30,7 @@ struct Reading {
   v1::LaneFrame frame;
   // Frames of this camera that this stream missed since its last reading of it.
   std::uint32_t lost = 0;
-  // Where the state is kSilent, the last error of the connection; else empty.
+  // Why the state is not kOk, for people; where it is kSilent, the last error of the connection.
   std::string text;
 
   // The lanes are fresh. Where the state is kDegraded, some may be missing.
