@@ -7,13 +7,15 @@ import math
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_server.errors import Unavailable
 from edge_server.pipeline.perception import NetworkFrame
 from edge_server.pipeline.recorder.mcap_writer import Arrival, FrameMessages, Ring
-from edge_server.pipeline.recorder.recording_writer import RecordingWriter, Trigger, WriterReply
+from edge_server.pipeline.recorder.recording_writer import RecordingWriter, Trigger
 from edge_server.process.threads import Worker
 
 if TYPE_CHECKING:
@@ -166,16 +168,17 @@ class Recorder:
         now_ns = self._clock_ns()
         before = self._section.before_s if before_s is None else before_s
         after = self._section.after_s if after_s is None else after_s
-        reply = WriterReply()
+        reply: Future[str] = Future()
         start_ns, until_ns = now_ns - round(before * 1e9), now_ns + round(after * 1e9)
         about = {"requested": cause}
         self._requests.append(Trigger(start_ns, until_ns, f"request-{cause}", about, reply))
         self._wake.set()
-        if not reply.done.wait(_ANSWER_S):
-            raise Unavailable("recorder: no camera gives a frame, or the disk does not respond")
-        if reply.fault:
-            raise Unavailable(f"recorder: {reply.fault}")
-        return reply.name
+        try:
+            return reply.result(_ANSWER_S)
+        except FutureTimeoutError:
+            raise Unavailable(
+                "recorder: no camera gives a frame, or the disk does not respond"
+            ) from None
 
     # On the encoder's thread.
 

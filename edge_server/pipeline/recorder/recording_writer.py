@@ -6,12 +6,12 @@ import errno
 import logging
 import os
 import re
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
+from edge_server.errors import Unavailable
 from edge_server.pipeline.recorder.mcap_writer import PART, RECOVERING, McapWriter, recover
 from edge_server.process.disk import (
     error_of_place,
@@ -23,6 +23,7 @@ from edge_server.process.disk import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from edge_server.board.board import Identity
@@ -247,29 +248,20 @@ _RETRY_S = 5.0
 _LATE_NS = 500_000_000
 
 
-class WriterReply:
-    """The name of the file that a caller waits for, or why there is none."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.name = ""
-        self.fault = ""
-
-
 @dataclass
 class Trigger:
     """What shall be written: from `start_ns` to `until_ns`, `time.monotonic_ns()`.
 
     Attributes:
         cause: part of the file's name; likewise `about` of its metadata.
-        reply: to the caller; None for an event.
+        reply: to the caller, with the file's name; None for an event.
     """
 
     start_ns: int
     until_ns: int
     cause: str
     about: dict[str, str]
-    reply: WriterReply | None = None
+    reply: Future[str] | None = None
 
 
 class RecordingWriter:
@@ -307,7 +299,7 @@ class RecordingWriter:
         self._previous_until_ns = 0
         self._written = 0  # number of the entry that was written last
         self._wanted: Trigger | None = None
-        self._replies: list[WriterReply] = []
+        self._replies: list[Future[str]] = []
         self._sync_at_ns = 0
         self._retry_at_ns = 0
 
@@ -342,10 +334,9 @@ class RecordingWriter:
             return
         for reply in self._replies:
             if self._file is None:
-                reply.fault = fault
+                reply.set_exception(Unavailable(f"recorder: {fault}"))
             else:
-                reply.name = with_cause(self._file.path.name, self._file_cause)
-            reply.done.set()
+                reply.set_result(with_cause(self._file.path.name, self._file_cause))
         self._replies.clear()
 
     def _write_now(self) -> None:
@@ -474,5 +465,4 @@ class RecordingWriter:
         waiting = [request.reply for request in unanswered]
         for reply in (*self._replies, *waiting):
             if reply is not None:
-                reply.fault = "it stops"
-                reply.done.set()
+                reply.set_exception(Unavailable("recorder: it stops"))
