@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_server.settings.read import read_text_file
 
 if TYPE_CHECKING:
+    from paho.mqtt.client import Client
+
     from edge_server.settings import Mqtt
 
 # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL.
@@ -61,20 +63,22 @@ def tls_of(mqtt: Mqtt) -> ssl.SSLContext | None:
     return context
 
 
-def transport_of(mqtt: Mqtt) -> ssl.SSLContext:
-    """Return what makes paho's sockets, for `tls_set_context`: ones that end the connection at the
-    header of a packet that this client has not agreed to; see `fault_of`.
+def log_in(client: Client, mqtt: Mqtt) -> None:
+    """Have `client` connect with the user, the password and the certificates of `mqtt`. Its sockets
+    end the connection at the header of a packet that it has not agreed to; see `fault_of`.
 
     Raises:
-        OSError: see `tls_of`.
+        OSError, UnicodeDecodeError: see `password_of` and `tls_of`.
     """
+    if mqtt.username is not None:
+        client.username_pw_set(mqtt.username, password_of(mqtt))
     context = tls_of(mqtt) or _Unencrypted(ssl.PROTOCOL_TLS_CLIENT)
     context.sslsocket_class = _TlsSocket
-    return context
+    client.tls_set_context(context)
 
 
 def fault_of(sock: object) -> str:
-    """Return why a socket of `transport_of` has ended its connection; empty where it has not."""
+    """Return why a socket of `log_in` has ended its connection; empty where it has not."""
     return sock.fault if isinstance(sock, _PacketSocket) else ""
 
 

@@ -13,7 +13,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from edge_server.errors import Unavailable
-from edge_server.mqtt.broker import address_of, password_of, reason_of, transport_of
+from edge_server.mqtt.broker import address_of, log_in, reason_of
 from edge_server.mqtt.connection import Connection
 from edge_server.mqtt.outbox import Wake
 
@@ -89,9 +89,7 @@ class RetainedState:
         )
         client.on_connect = lambda *_: self._send()
         try:
-            if mqtt.username is not None:
-                client.username_pw_set(mqtt.username, password_of(mqtt))
-            client.tls_set_context(transport_of(mqtt))
+            log_in(client, mqtt)
             client.connect_async(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
         except (OSError, ValueError) as error:
             log.warning("mqtt: %s is not told: %s", address_of(mqtt), error)
@@ -149,9 +147,7 @@ def read_retained(mqtt: Mqtt, filters: Sequence[str], quiet_s: float) -> dict[st
     client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv311)
     client.on_message, client.on_subscribe, client.on_connect = take, note, connected
     try:
-        if mqtt.username is not None:
-            client.username_pw_set(mqtt.username, password_of(mqtt))
-        client.tls_set_context(transport_of(mqtt))
+        log_in(client, mqtt)
         client.connect(mqtt.host, mqtt.port, keepalive=_KEEPALIVE_S)
         heard_s = time.monotonic() + TIMEOUT_S  # until the broker has answered
         code = paho.MQTT_ERR_SUCCESS

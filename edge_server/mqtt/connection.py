@@ -19,13 +19,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_server.lanes import e2e
 from edge_server.lanes.types import LONGEST_AGE_S
-from edge_server.mqtt.broker import (
-    MOST_PACKET_BYTES,
-    address_of,
-    fault_of,
-    password_of,
-    transport_of,
-)
+from edge_server.mqtt.broker import MOST_PACKET_BYTES, address_of, fault_of, log_in
 from edge_server.mqtt.payloads import content_type
 from edge_server.process.threads import AwakeTime
 
@@ -176,9 +170,7 @@ class Connection:
             ValueError: an invalid host name or file.
         """
         mqtt = self._mqtt
-        if mqtt.username is not None:
-            self._client.username_pw_set(mqtt.username, password_of(mqtt))
-        self._client.tls_set_context(transport_of(mqtt))
+        log_in(self._client, mqtt)
         limits = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         limits.MaximumPacketSize = MOST_PACKET_BYTES
         self._client.connect(

@@ -401,23 +401,17 @@ class LanePipeline:
         While the loop calls the listeners there is no silence, and a listener that hangs must not
         hold the thread that watches over every camera.
         """
-        if not self._giving.acquire(blocking=False):
-            return
-        try:
-            self._report_silence(now)
-        finally:
-            self._giving.release()
-
-    def _report_silence(self, now: float) -> None:
         since = self._owing_since
         if since is None:
             self._silence.reason = None
-            return
-        if not self._silence.is_due(since, since + LONGEST_AGE_S, now):
-            return
-        failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
-        self._fail(f"model '{self.model}' does not respond", "model_failed")
-        self._give(self._without_lanes(failure, "model_failed"), None)
+        elif self._giving.acquire(blocking=False):
+            try:
+                if self._silence.is_due(since, since + LONGEST_AGE_S, now):
+                    failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
+                    self._fail(f"model '{self.model}' does not respond", "model_failed")
+                    self._give(self._without_lanes(failure, "model_failed"), None)
+            finally:
+                self._giving.release()
 
     def _report_no_frames(self, now: float) -> None:
         """Give the listeners the reason why there are no frames: at once, then every second.
