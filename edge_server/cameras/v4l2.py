@@ -187,44 +187,17 @@ def device_mode(uri: SourceUri) -> VideoMode:
     return mode
 
 
-def wanted_mode(uri: SourceUri, modes: tuple[VideoMode, ...]) -> VideoMode:
-    """Return the best of a device's modes that the URI allows.
+def wanted_mode(uri: SourceUri, modes: Sequence[VideoMode]) -> VideoMode:
+    """Return the best of a device's modes that the URI allows: the largest image of at most 1920 x
+    1080 that comes at 25 fps or more, then the rate nearest to 30 fps, then the format that costs
+    least. A size, a rate and a format in the URI are the only ones that are taken.
 
     Raises:
         SourceError: the device has no such mode; the text lists what it has.
     """
-    fps = uri.fps()
-    try:
-        return best_mode(
-            modes,
-            uri.whole("width", 0, 0, 16384),
-            uri.whole("height", 0, 0, 16384),
-            Fraction(0) if fps is None else Fraction(fps).limit_denominator(1001),
-            V4L2_FORMATS.get(uri.query.get("format", ""), ""),
-        )
-    except SourceError as error:
-        raise uri.fault(str(error), error.reason) from error
-
-
-def best_mode(
-    modes: Sequence[VideoMode],
-    width: int = 0,
-    height: int = 0,
-    fps: Fraction = Fraction(0),
-    name: str = "",
-) -> VideoMode:
-    """Return the best of `modes`: the largest image of at most 1920 x 1080 that comes at 25 fps or
-    more, then the rate nearest to 30 fps, then the format that costs least.
-
-    Args:
-        modes: of the device.
-        width, height: the only size that is taken, in px; 0 leaves the choice, as for `fps`.
-        fps: the only rate that is taken.
-        name: the only format that is taken; "" leaves the choice.
-
-    Raises:
-        SourceError: the device has no such mode; the text lists what it has.
-    """
+    name = V4L2_FORMATS.get(uri.query.get("format", ""), "")
+    width, height = (uri.whole(side, 0, 0, 16384) for side in ("width", "height"))
+    fps = Fraction(uri.fps() or 0).limit_denominator(1001)
     fitting = [
         mode
         for mode in modes
@@ -237,7 +210,7 @@ def best_mode(
         size = f"{width} x {height}" if width else ""
         rate = f"{float(fps):g} fps" if fps else ""
         wanted = " ".join(part for part in (name, size, rate) if part) or "mode"
-        raise SourceError(f"the device has no {wanted}; it has: {offered}", reason="unavailable")
+        raise uri.fault(f"the device has no {wanted}; it has: {offered}")
     return max(fitting, key=_rank)
 
 

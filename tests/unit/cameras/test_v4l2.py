@@ -24,7 +24,6 @@ from edge_server.cameras.v4l2 import (
     VIDIOC_S_FMT,
     VideoDevice,
     VideoMode,
-    best_mode,
     check_free,
     read_device,
     video_devices,
@@ -33,6 +32,7 @@ from edge_server.cameras.v4l2 import (
 from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 CAPTURE, METADATA = 0x04200001, 0x04A00000
@@ -190,6 +190,10 @@ def test_devices_are_listed_by_number_and_a_fault_of_one_hides_no_other(tmp_path
     assert len([each for each in video_devices(tmp_path) if isinstance(each, SourceError)]) == 3
 
 
+def best_mode(modes: Sequence[VideoMode], query: str = "") -> VideoMode:
+    return wanted_mode(parse_source_uri(f"v4l2:///dev/video0{query}"), modes)
+
+
 def test_the_largest_image_up_to_full_hd_that_is_quick_enough_is_the_best() -> None:
     assert str(best_mode(OFFERED)) == "JPEG 1920 x 1080, 30 fps"
 
@@ -211,11 +215,11 @@ def test_a_device_that_is_only_slow_or_only_large_is_read_all_the_same() -> None
 
 
 def test_the_options_of_a_uri_are_obeyed_exactly() -> None:
-    assert best_mode(OFFERED, 1280, 720).fps == 10
-    assert best_mode(OFFERED, fps=Fraction(24)).size == (640, 480)
-    assert best_mode(OFFERED, name="YUY2").size == (640, 480)
+    assert best_mode(OFFERED, "?width=1280&height=720").fps == 10
+    assert best_mode(OFFERED, "?fps=24").size == (640, 480)
+    assert best_mode(OFFERED, "?format=yuy2").size == (640, 480)
     with pytest.raises(SourceError, match=r"no YUY2 1920 x 1080; it has: JPEG 1920 x 1080, 30"):
-        best_mode(OFFERED, 1920, 1080, name="YUY2")
+        best_mode(OFFERED, "?width=1920&height=1080&format=yuy2")
 
 
 def test_the_caps_of_a_mode_are_those_of_gst_launch() -> None:
