@@ -62,11 +62,6 @@ def gstreamer_missing(scheme: str = "") -> str:
     return missing_elements(scheme, registry_has) if scheme else ""
 
 
-def decodes_jpeg_in_hardware() -> bool:
-    """Return whether GStreamer, which is there, has an element for it."""
-    return first_decoder("JPEG", registry_has).startswith("nv")
-
-
 def report() -> dict[str, Any]:
     """Return what `edge-server doctor` reports: GStreamer's `version`, the `decoders` by codec, and
     what each kind of camera is `lacking`; or `missing`, and the `reason`."""
@@ -127,18 +122,16 @@ _LOST |= {"https": _LOST["http"], "rtsps": _LOST["rtsp"]}
 
 
 def open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
-    """Open a live camera with the reader that `choose_reader` names.
+    """Open a live camera with GStreamer, or where `why_opencv` says why, with OpenCV.
 
     Raises:
         SourceError: the camera delivers no frame; the text names the cause and the next step.
         SourceUriError: the chosen reader never reads such a camera.
     """
-    missing = why_not_gstreamer(uri.scheme, options.reader)
-    reader = choose_reader(uri, options.reader, missing)
-    if reader == "gstreamer":
+    why = why_opencv(uri, options.reader)
+    if not why:
         log_once(log, f"camera source {uri.label}: read by GStreamer")
         return open_gstreamer(uri, options)
-    why = "as chosen" if options.reader == "opencv" else f"as {missing}"
     without = _LOST[uri.scheme]
     log_once(log, f"camera source {uri.label}: read by OpenCV, {why}; without: {without}")
     from edge_server.cameras.opencv_live import open_opencv  # noqa: PLC0415 - OpenCV
@@ -146,32 +139,31 @@ def open_live(uri: SourceUri, options: SourceOptions) -> FrameSource:
     return open_opencv(uri, options)
 
 
-def why_not_gstreamer(scheme: str, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:
-    """Return why GStreamer cannot read cameras of `scheme` here, or gains nothing; else "". Where
-    OpenCV is `wanted`, GStreamer is not loaded."""
-    if wanted == "opencv":
-        return ""
-    missing = gstreamer_missing(scheme)
-    if missing or wanted != "auto" or scheme not in {"http", "https"}:
-        return missing
-    # OpenCV decodes a JPEG at the scale that the model needs.
-    return "" if decodes_jpeg_in_hardware() else "GStreamer here has no hardware that decodes JPEG"
-
-
-def choose_reader(
-    uri: SourceUri, wanted: Literal["auto", "gstreamer", "opencv"], missing: str
-) -> Literal["gstreamer", "opencv"]:
-    """Return the reader of `uri`: the wanted one; GStreamer if any, unless `missing` says why it
-    cannot be used.
+def why_opencv(uri: SourceUri, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:
+    """Return why OpenCV reads `uri`: it is chosen, or what GStreamer lacks; "" where GStreamer
+    does. Where OpenCV is `wanted`, GStreamer is not loaded.
 
     Raises:
         SourceError: GStreamer is needed and missing.
         SourceUriError: OpenCV never reads such a camera.
     """
     needs = _GSTREAMER_ONLY.get(uri.scheme)
-    if needs and wanted == "opencv":
-        raise SourceUriError(f"{uri.label}: {needs}; OpenCV, the reader in its settings, cannot")
+    if wanted == "opencv":
+        if needs:
+            raise SourceUriError(
+                f"{uri.label}: {needs}; OpenCV, the reader in its settings, cannot"
+            )
+        return "as chosen"
+    missing = gstreamer_missing(uri.scheme)
     if missing and (needs or wanted == "gstreamer"):
         needs = needs or "GStreamer is the reader in its settings"
         raise uri.fault(f"{needs}; {missing}", "no_decoder")
-    return "opencv" if missing or wanted == "opencv" else "gstreamer"
+    sends_jpegs = uri.scheme in {"http", "https"}
+    if not missing and wanted == "auto" and sends_jpegs and not _decodes_jpeg_in_hardware():
+        # OpenCV decodes them at the scale that the model needs.
+        missing = "GStreamer here has no hardware that decodes JPEG"
+    return missing and f"as {missing}"
+
+
+def _decodes_jpeg_in_hardware() -> bool:
+    return first_decoder("JPEG", registry_has).startswith("nv")

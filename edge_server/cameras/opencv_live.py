@@ -1,6 +1,6 @@
 """The OpenCV reader of live cameras: RTSP through FFmpeg, V4L2 devices; MJPEG by `http_mjpeg`.
 
-It needs nothing but OpenCV's wheel. What it cannot do, GStreamer can (`readers.py` has the list):
+It needs nothing but OpenCV's wheel. What it cannot do, GStreamer can (`gstreamer.py` has the list):
 frames are BGR, converted with BT.601 where the stream names no colours (OpenCV before 5: always,
 which is wrong by up to 23 of 255 for BT.709); images of H.264 and H.265 that change their size in
 the middle are scaled to their first size by OpenCV, which does not report it. JPEGs come as the

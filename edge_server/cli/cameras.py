@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_server.cameras.colour import bgr_of
-from edge_server.cameras.gstreamer import choose_reader, gstreamer_missing, why_not_gstreamer
+from edge_server.cameras.gstreamer import gstreamer_missing, why_opencv
 from edge_server.cameras.opencv_settings import opencv_report
 from edge_server.cameras.recordings import write_picture
 from edge_server.cameras.source import is_live, open_source
@@ -173,12 +173,11 @@ def reader_of(uri: str, wanted: Literal["auto", "gstreamer", "opencv"]) -> str:
     """Return who reads `uri`, and why it is not GStreamer where it is not."""
     if not is_live(uri):
         return "of recordings"
-    parsed = parse_source_uri(uri)
-    missing = why_not_gstreamer(parsed.scheme, wanted)
-    if choose_reader(parsed, wanted, missing) == "gstreamer":
+    why = why_opencv(parse_source_uri(uri), wanted)
+    if not why:
         return "GStreamer"
     version = f"OpenCV {opencv_report()['version']}"
-    return f"{version}, as {missing}" if missing else version
+    return version if wanted == "opencv" else f"{version}, {why}"
 
 
 def measure(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_server.cameras import gstreamer, opencv_live
-from edge_server.cameras.gstreamer import choose_reader, open_live
+from edge_server.cameras.gstreamer import open_live, why_opencv
 from edge_server.cameras.source_uri import NO_OPTIONS, SourceOptions, parse_source_uri
 from edge_server.errors import SourceError, SourceUriError
 
@@ -13,31 +13,50 @@ RTSP = parse_source_uri("rtsp://cam/x")
 MISSING = "PyGObject is missing: apt install python3-gi"
 
 
-def test_gstreamer_reads_where_it_is_there() -> None:
-    assert choose_reader(RTSP, "auto", "") == "gstreamer"
-    assert choose_reader(RTSP, "auto", MISSING) == "opencv"
-    assert choose_reader(RTSP, "opencv", "") == "opencv"
+@pytest.fixture(params=["", MISSING])
+def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(gstreamer, "gstreamer_missing", lambda _: request.param)
+    return str(request.param)
 
 
-def test_a_chosen_reader_is_never_replaced() -> None:
-    with pytest.raises(SourceError, match="GStreamer is the reader in its settings; PyGObject"):
-        choose_reader(RTSP, "gstreamer", MISSING)
+def test_gstreamer_reads_where_it_is_there(missing: str) -> None:
+    assert why_opencv(RTSP, "auto") == (f"as {missing}" if missing else "")
+    assert why_opencv(RTSP, "opencv") == "as chosen"
+
+
+def test_a_chosen_reader_is_never_replaced(missing: str) -> None:
+    if missing:
+        with pytest.raises(SourceError, match="GStreamer is the reader in its settings; PyGObject"):
+            why_opencv(RTSP, "gstreamer")
+    else:
+        assert why_opencv(RTSP, "gstreamer") == ""
+
+
+@pytest.mark.parametrize("element", ["nvv4l2decoder", "jpegdec"])
+def test_jpegs_over_http_are_gstreamers_where_hardware_decodes_them(
+    element: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gstreamer, "gstreamer_missing", lambda _: "")
+    monkeypatch.setattr(gstreamer, "registry_has", lambda name: name == element)
+    uri = parse_source_uri("http://cam/x")
+    why = "as GStreamer here has no hardware that decodes JPEG"
+    assert why_opencv(uri, "auto") == ("" if element.startswith("nv") else why)
+    assert why_opencv(uri, "gstreamer") == ""
 
 
 @pytest.mark.parametrize("text", ["csi://0", "gst:videotestsrc"])
-def test_what_only_gstreamer_reads_names_the_packages(text: str) -> None:
+def test_what_only_gstreamer_reads_names_the_packages(text: str, missing: str) -> None:
     uri = parse_source_uri(text)
-    assert choose_reader(uri, "auto", "") == "gstreamer"
-    with pytest.raises(SourceError, match="apt install python3-gi") as caught:
-        choose_reader(uri, "auto", MISSING)
-    assert caught.value.reason == "no_decoder"
+    if missing:
+        with pytest.raises(SourceError, match="apt install python3-gi") as caught:
+            why_opencv(uri, "auto")
+        assert caught.value.reason == "no_decoder"
+        if text.startswith("csi"):
+            assert "on a Jetson; elsewhere use /dev/video0" in str(caught.value)
+    else:
+        assert why_opencv(uri, "auto") == ""
     with pytest.raises(SourceUriError, match="OpenCV, the reader in its settings, cannot"):
-        choose_reader(uri, "opencv", "")
-
-
-def test_a_csi_camera_without_gstreamer_names_what_a_laptop_can_use() -> None:
-    with pytest.raises(SourceError, match=r"on a Jetson; elsewhere use /dev/video0"):
-        choose_reader(parse_source_uri("csi://0"), "auto", MISSING)
+        why_opencv(uri, "opencv")
 
 
 def test_who_reads_and_what_is_lost_by_it_is_logged_once(
