@@ -132,29 +132,23 @@ class RecordedPicture:
     size: tuple[int, int] | None
 
 
-class PictureRecords:
-    """The pictures of one camera of a file; one that cannot be read has an empty JPEG."""
-
-    def __init__(self, path: Path, camera: str) -> None:
-        self.records = Records(path)
-        self._topics = IMAGES.format(camera), LANES.format(camera)
-
-    def __iter__(self) -> Iterator[RecordedPicture]:
-        images, lanes = self._topics
-        captures: tuple[int, int] | None = None  # epoch and monotonic time of the newest lanes
-        for _, channel, message in self.records:
-            if channel.topic == lanes:
-                with suppress(DecodeError):
-                    of = lanes_pb2.LaneFrame.FromString(message.data).time
-                    captures = message.publish_time, of.capture_mono_ns
-            elif channel.topic == images:
-                try:
-                    jpeg = CompressedImage.FromString(message.data).data
-                except DecodeError:
-                    jpeg = b""
-                known = captures is not None and captures[0] == message.publish_time
-                mono_ns = captures[1] if captures is not None and known else None
-                yield RecordedPicture(jpeg, mono_ns, message.publish_time, size_of(channel))
+def pictures_of(records: Records, camera: str) -> Iterator[RecordedPicture]:
+    """Yield the pictures of one camera; one that cannot be read has an empty JPEG."""
+    images, lanes = IMAGES.format(camera), LANES.format(camera)
+    captures: tuple[int, int] | None = None  # epoch and monotonic time of the newest lanes
+    for _, channel, message in records:
+        if channel.topic == lanes:
+            with suppress(DecodeError):
+                of = lanes_pb2.LaneFrame.FromString(message.data).time
+                captures = message.publish_time, of.capture_mono_ns
+        elif channel.topic == images:
+            try:
+                jpeg = CompressedImage.FromString(message.data).data
+            except DecodeError:
+                jpeg = b""
+            known = captures is not None and captures[0] == message.publish_time
+            mono_ns = captures[1] if captures is not None and known else None
+            yield RecordedPicture(jpeg, mono_ns, message.publish_time, size_of(channel))
 
 
 def cameras_in(path: Path) -> dict[str, Calibration | None]:
@@ -445,15 +439,15 @@ class McapSource:
 
     def _play(self) -> Iterator[RecordedPicture]:
         while True:
-            pictures = PictureRecords(self._path, self._camera)
+            records = Records(self._path)
             count = 0
             try:
-                for picture in pictures:
+                for picture in pictures_of(records, self._camera):
                     count += 1
                     yield picture
             except OSError as error:
                 raise SourceError(f"{self._path}: cannot be read: {error.strerror}") from error
-            before, self._damage = self._damage, pictures.records.damage
+            before, self._damage = self._damage, records.damage
             if self._damage not in ("", before):
                 log.warning(
                     "recording %s: broke off after %d pictures of camera %s: %s",

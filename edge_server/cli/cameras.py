@@ -280,7 +280,7 @@ def _lines_of(path: Path) -> Iterator[str]:
 
 def export(arguments: argparse.Namespace) -> Iterator[str]:
     """Write the pictures of a camera; yield their number."""
-    from edge_server.cameras.mcap_file import PictureRecords, cameras_in
+    from edge_server.cameras.mcap_file import Records, cameras_in, pictures_of
 
     path: Path = arguments.file
     folder: Path = arguments.folder
@@ -291,7 +291,7 @@ def export(arguments: argparse.Namespace) -> Iterator[str]:
     count = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for picture in filter(attrgetter("jpeg"), PictureRecords(path, camera)):
+        for picture in filter(attrgetter("jpeg"), pictures_of(Records(path), camera)):
             (folder / f"{count:06}.jpg").write_bytes(picture.jpeg)
             count += 1
     except OSError as error:

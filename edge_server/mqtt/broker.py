@@ -47,32 +47,23 @@ def password_of(mqtt: Mqtt) -> str | None:
     return read_text_file(mqtt.password_file).rstrip("\r\n")
 
 
-def tls_of(mqtt: Mqtt) -> ssl.SSLContext | None:
-    """Return TLS 1.2 or newer, to a broker that presents a certificate of `ca_file` for its host;
-    None without a `ca_file`.
+def log_in(client: Client, mqtt: Mqtt) -> None:
+    """Have `client` connect with the user and the password of `mqtt`, and where that has a
+    `ca_file`, with TLS 1.2 or newer to a broker that presents a certificate of it for its host. Its
+    sockets end the connection at the header of a packet that it has not agreed to; see `fault_of`.
 
     Raises:
         OSError: a file cannot be read, or is not PEM.
-    """
-    if not mqtt.ca_file:
-        return None
-    context = ssl.create_default_context(cafile=mqtt.ca_file)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if mqtt.cert_file:
-        _load_own_certificate(context, mqtt)
-    return context
-
-
-def log_in(client: Client, mqtt: Mqtt) -> None:
-    """Have `client` connect with the user, the password and the certificates of `mqtt`. Its sockets
-    end the connection at the header of a packet that it has not agreed to; see `fault_of`.
-
-    Raises:
-        OSError, UnicodeDecodeError: see `password_of` and `tls_of`.
+        UnicodeDecodeError: see `password_of`.
     """
     if mqtt.username is not None:
         client.username_pw_set(mqtt.username, password_of(mqtt))
-    context = tls_of(mqtt) or _Unencrypted(ssl.PROTOCOL_TLS_CLIENT)
+    context: ssl.SSLContext = _Unencrypted(ssl.PROTOCOL_TLS_CLIENT)
+    if mqtt.ca_file:
+        context = ssl.create_default_context(cafile=mqtt.ca_file)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if mqtt.cert_file:
+            _load_own_certificate(context, mqtt)
     context.sslsocket_class = _TlsSocket
     client.tls_set_context(context)
 
