@@ -415,14 +415,33 @@ class NetworkPipeline:
     ) -> None:
         if not self._listeners:
             return
-        made = network_frame(lane_frame, self.name, answer, self.section.deadline_ms)
-        made = replace(
-            made,
+        response = None if answer is None else answer.response
+        timings = () if response is None else response.timings
+        # How long the frame has waited: its lanes were before it.
+        queue_ns = lane_frame.age_ns(time.monotonic_ns())
+        queue_ns -= sum(each.duration_ns for each in timings)
+        of_frame = replace(
+            lane_frame,
+            dropped=self.missed["dropped"] + self.missed["late"],
+            model_name=self.section.model if response is None else response.model_name,
+            model_version="" if response is None else response.model_version,
+            latency_us=stage_latency(max(0, queue_ns), timings),
+            lanes=(),
             failure=failure,
             failure_reason=reason,
-            dropped=self.missed["dropped"] + self.missed["late"],
-            model_name=made.model_name or self.section.model,
+            degraded=tuple(
+                each for each in lane_frame.degraded if not each.code.startswith("calibration_")
+            ),
+            ego=None,
+            vehicle=None,
+            max_age_ms=self.section.deadline_ms,
+            trace=None,
+        )
+        made = NetworkFrame(
+            **vars(of_frame),
+            network=self.name,
             task=self.model.task or "tensors",
+            result=None if answer is None else answer.result,
         )
         for listener in self._listeners:
             listener(made)
@@ -461,36 +480,3 @@ class NetworkPipeline:
                 f"cameras.{self.camera}.networks.{self.name}.shadow_of: model "
                 f"'{self.section.model}' gives {self.model.task}, and is no shadow of lanes"
             )
-
-
-def network_frame(
-    lane_frame: LaneFrame, network: str, answer: NetworkAnswer | None, max_age_ms: int
-) -> NetworkFrame:
-    """Return the frame's own numbers, times and faults, with what the network found in it."""
-    response = None if answer is None else answer.response
-    # How long the frame has waited: its lanes were before it.
-    queue_ns = lane_frame.age_ns(time.monotonic_ns())
-    timings = () if response is None else response.timings
-    queue_ns -= sum(each.duration_ns for each in timings)
-    return NetworkFrame(
-        camera=lane_frame.camera,
-        frame_id=lane_frame.frame_id,
-        dropped=0,
-        capture_mono_ns=lane_frame.capture_mono_ns,
-        capture_epoch_ns=lane_frame.capture_epoch_ns,
-        width=lane_frame.width,
-        height=lane_frame.height,
-        model_name="" if response is None else response.model_name,
-        model_version="" if response is None else response.model_version,
-        latency_us=stage_latency(max(0, queue_ns), timings),
-        degraded=tuple(
-            each for each in lane_frame.degraded if not each.code.startswith("calibration_")
-        ),
-        wall_clock=lane_frame.wall_clock,
-        clock=lane_frame.clock,
-        uncertainty_ns=lane_frame.uncertainty_ns,
-        calibration_id=lane_frame.calibration_id,
-        max_age_ms=max_age_ms,
-        network=network,
-        result=None if answer is None else answer.result,
-    )

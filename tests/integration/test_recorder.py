@@ -28,7 +28,7 @@ from edge_server.lanes.types import StageLatency
 from edge_server.pipeline.event_log import EventLog
 from edge_server.pipeline.lane_pipeline import LanePipeline
 from edge_server.pipeline.messages import lane_frame_fields
-from edge_server.pipeline.networks import network_frame
+from edge_server.pipeline.perception import NetworkFrame
 from edge_server.pipeline.recorder.mcap_writer import PART
 from edge_server.pipeline.recorder.recorder import Recorder
 from edge_server.pipeline.recorder.recording_writer import RecordingFiles
@@ -128,8 +128,8 @@ def record(
         found.append(road.follow(frame))
         recorder(found[-1].lane_frame, frame)
         # A network's results are beside them, and no replay sees those.
-        result = network_frame(found[-1].lane_frame, "image", None, 100)
-        recorder(replace(result, latency_us=StageLatency()))
+        of_frame = replace(found[-1].lane_frame, lanes=(), ego=None, latency_us=StageLatency())
+        recorder(NetworkFrame(**vars(of_frame), network="image"))
         for _ in range(2):
             recorder.encode(0.0)
     recorder.write()
