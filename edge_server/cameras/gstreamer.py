@@ -150,9 +150,7 @@ def why_opencv(uri: SourceUri, wanted: Literal["auto", "gstreamer", "opencv"]) -
     needs = _GSTREAMER_ONLY.get(uri.scheme)
     if wanted == "opencv":
         if needs:
-            raise SourceUriError(
-                f"{uri.label}: {needs}; OpenCV, the reader in its settings, cannot"
-            )
+            raise uri.wrong(f"{needs}; OpenCV, the reader in its settings, cannot")
         return "as chosen"
     missing = gstreamer_missing(uri.scheme)
     if missing and (needs or wanted == "gstreamer"):

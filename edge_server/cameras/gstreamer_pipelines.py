@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from edge_server.cameras.source_uri import NO_OPTIONS, parse_source_uri
 from edge_server.cameras.v4l2 import VideoMode, device_mode
-from edge_server.errors import SourceError, SourceUriError
+from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -284,7 +284,7 @@ def flip_of(uri: SourceUri) -> str:
     """
     text = uri.query.get("flip", "")
     if text and text not in _FLIPS:
-        raise SourceUriError(f"{uri.label}: flip is {text!r}; write one of {', '.join(_FLIPS)}")
+        raise uri.wrong(f"flip is {text!r}; write one of {', '.join(_FLIPS)}")
     return text
 
 

@@ -16,7 +16,7 @@ from edge_server.cameras.gstreamer_pipelines import flip_of
 from edge_server.cameras.live_source import look_for_device, look_for_port
 from edge_server.cameras.source_uri import NO_OPTIONS, did_you_mean, home_hint, parse_source_uri
 from edge_server.cameras.v4l2 import V4L2_FORMATS
-from edge_server.errors import SourceError, SourceUriError
+from edge_server.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -99,9 +99,7 @@ def find_kind(
     table = SOURCE_KINDS if kinds is None else kinds
     kind = table.get(uri.scheme)
     if kind is None:
-        raise SourceUriError(
-            f"{uri.label}: unknown kind of source {did_you_mean(uri.scheme, tuple(table))}"
-        )
+        raise uri.wrong(f"unknown kind of source {did_you_mean(uri.scheme, tuple(table))}")
     kind.check(uri)
     return uri, kind
 
@@ -112,8 +110,8 @@ def find_kind(
 def _open_file(uri: SourceUri, _: SourceOptions) -> FrameSource:
     uri.allow("loop", "fps")
     if uri.host not in {"", "localhost"}:
-        raise SourceUriError(
-            f"{uri.label}: a file:// source wants an absolute path; write "
+        raise uri.wrong(
+            "a file:// source wants an absolute path; write "
             f"file://{Path.cwd() / (uri.host + uri.path)}"
         )
     path = Path(uri.path)
@@ -150,8 +148,8 @@ def _open_mcap(uri: SourceUri, options: SourceOptions) -> FrameSource:
 def _check_mcap(uri: SourceUri) -> None:
     uri.allow("camera", "loop", "fps", "speed")
     if uri.host or not uri.path.startswith("/"):
-        raise SourceUriError(
-            f"{uri.label}: an mcap:// source wants an absolute path; write "
+        raise uri.wrong(
+            "an mcap:// source wants an absolute path; write "
             f"mcap://{Path.cwd() / (uri.host + uri.path)}"
         )
     uri.fps()
@@ -180,7 +178,7 @@ def recorded_calibration(text: str) -> Calibration | None:
 def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
     if uri.host != "road" or uri.path not in {"", "/"}:
         scene = uri.host + uri.path
-        raise SourceUriError(f"{uri.label}: unknown scene {did_you_mean(scene, ('road',))}")
+        raise uri.wrong(f"unknown scene {did_you_mean(scene, ('road',))}")
     uri.allow("seed", "fps", "width", "height", "frames", "manoeuvres", "conditions")
     # By their names: the workshop lies above this room, and imports OpenCV.
     renderer = import_module("edge_server.tools.road.renderer")
@@ -189,9 +187,7 @@ def _open_synthetic(uri: SourceUri, _: SourceOptions) -> FrameSource:
     conditions = tuple(filter(None, uri.query.get("conditions", "").split(",")))
     for name in conditions:
         if name not in variants:
-            raise SourceUriError(
-                f"{uri.label}: unknown condition {did_you_mean(name, tuple(variants))}"
-            )
+            raise uri.wrong(f"unknown condition {did_you_mean(name, tuple(variants))}")
     source: FrameSource = renderer.synthetic_road(
         seed=uri.whole("seed", 0, 0, 2**32 - 1),
         fps=uri.fps(),
@@ -219,7 +215,7 @@ def _library(options: SourceOptions) -> Future[Any] | None:
 
 def _check_csi(uri: SourceUri) -> None:
     if not uri.host.isdecimal() or uri.path not in {"", "/"}:
-        raise SourceUriError(f"{uri.label}: name a sensor by its number: csi://0")
+        raise uri.wrong("name a sensor by its number: csi://0")
     uri.allow("mode", "width", "height", "fps", "flip")
     flip_of(uri)
     uri.whole("mode", 0, 0, 99)
@@ -231,14 +227,12 @@ def _check_v4l2(uri: SourceUri) -> None:
         device = f"/{uri.host}{uri.path}".rpartition("/")[2]
         number = device.removeprefix("video")
         right = f"/dev/video{number}" if number.isdecimal() else "/dev/video0"
-        raise SourceUriError(f"{uri.label}: names no device; write v4l2://{right}, or {right}")
+        raise uri.wrong(f"names no device; write v4l2://{right}, or {right}")
     uri.allow("format", "width", "height", "fps", "flip")
     flip_of(uri)
     form = uri.query.get("format", "mjpeg")
     if form not in V4L2_FORMATS:
-        raise SourceUriError(
-            f"{uri.label}: unknown format {did_you_mean(form, tuple(V4L2_FORMATS))}"
-        )
+        raise uri.wrong(f"unknown format {did_you_mean(form, tuple(V4L2_FORMATS))}")
     _check_size_and_fps(uri)
 
 
@@ -246,21 +240,21 @@ def _check_size_and_fps(uri: SourceUri) -> None:
     uri.whole("width", 1280, 16, 16384)
     uri.whole("height", 720, 16, 16384)
     if uri.fps() == 0:
-        raise SourceUriError(f"{uri.label}: fps is 0; a live camera has a rate of its own")
+        raise uri.wrong("fps is 0; a live camera has a rate of its own")
     if ("width" in uri.query) != ("height" in uri.query):
-        raise SourceUriError(f"{uri.label}: width and height go together; write both or none")
+        raise uri.wrong("width and height go together; write both or none")
 
 
 def _check_rtsp(uri: SourceUri) -> None:
     _check_network(uri)
     transport = uri.query.get("transport", "tcp")
     if transport not in {"tcp", "udp"}:
-        raise SourceUriError(f"{uri.label}: transport is {transport!r}; write tcp or udp")
+        raise uri.wrong(f"transport is {transport!r}; write tcp or udp")
 
 
 def _check_network(uri: SourceUri) -> None:
     if not uri.host:
-        raise SourceUriError(f"{uri.label}: has no host; write {uri.scheme}://HOST/path")
+        raise uri.wrong(f"has no host; write {uri.scheme}://HOST/path")
 
 
 _live = partial(SourceKind, _open_live, live=True, library=_library)

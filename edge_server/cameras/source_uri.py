@@ -98,17 +98,21 @@ class SourceUri:
         """Return the error of this source; see `SourceError.reason`."""
         return SourceError(f"{self.label}: {masked(text)}", reason=reason)
 
+    def wrong(self, text: str) -> SourceUriError:
+        """Return the error of a URI that is wrong in itself."""
+        return SourceUriError(f"{self.label}: {text}")
+
     def allow(self, *known: str) -> None:
         """Raise SourceUriError for a key that is not in `known`; it names the nearest match."""
         for key in self.query:
             if key not in known:
-                raise SourceUriError(f"{self.label}: unknown option {did_you_mean(key, known)}")
+                raise self.wrong(f"unknown option {did_you_mean(key, known)}")
 
     def flag(self, key: str) -> bool:
         """Return the value of `key=true|false`, False if absent; raise SourceUriError else."""
         text = self.query.get(key, "false")
         if text not in {"true", "false"}:
-            raise SourceUriError(f"{self.label}: {key} is {text!r}; write true or false")
+            raise self.wrong(f"{key} is {text!r}; write true or false")
         return text == "true"
 
     def whole(self, key: str, default: int, low: int, high: int) -> int:
@@ -116,7 +120,7 @@ class SourceUri:
         any other."""
         text = self.query.get(key, str(default))
         if not (text.isdecimal() and len(text) <= 10 and low <= int(text) <= high):
-            raise SourceUriError(f"{self.label}: {key} is {text!r}; write a number {low} to {high}")
+            raise self.wrong(f"{key} is {text!r}; write a number {low} to {high}")
         return int(text)
 
     def fps(self) -> float | None:
@@ -130,8 +134,8 @@ class SourceUri:
         except ValueError:
             fps = -1.0
         if fps != 0 and not SLOWEST_FPS <= fps <= FASTEST_FPS:
-            raise SourceUriError(
-                f"{self.label}: fps is {text!r}; write {SLOWEST_FPS:g} to {FASTEST_FPS:g} frames "
+            raise self.wrong(
+                f"fps is {text!r}; write {SLOWEST_FPS:g} to {FASTEST_FPS:g} frames "
                 "per second, or 0 for every frame, as fast as they are processed"
             )
         return fps
@@ -145,7 +149,7 @@ class SourceUri:
         except ValueError:
             speed = 0.0
         if not 0.1 <= speed <= 10:
-            raise SourceUriError(f"{self.label}: speed is {text!r}; write 0.1 to 10")
+            raise self.wrong(f"speed is {text!r}; write 0.1 to 10")
         return speed
 
 
