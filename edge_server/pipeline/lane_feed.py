@@ -253,8 +253,7 @@ class LaneLatency:
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
-        self._stages = Histograms(FRAME_BOUNDS_S)
-        self._end_to_end = Histograms(FRAME_BOUNDS_S)
+        self._histograms = Histograms(FRAME_BOUNDS_S)
         # By camera: when its newest valid lanes came; the number of its newest lanes and the
         # highest confidence. Single steps on a dict need no lock.
         self._valid_ns: dict[str, int] = {}
@@ -271,15 +270,15 @@ class LaneLatency:
         if 1e3 * age_s <= lane_frame.max_age_ms:
             self._valid_ns[camera] = now_ns
         self._newest[camera] = len(lanes), max([lane.score for lane in lanes], default=0.0)
-        self._stages.observe(
+        self._histograms.observe(
             {
                 (camera, "queue"): latency_us.queue / 1e6,
                 (camera, "preprocess"): latency_us.preprocess / 1e6,
                 (camera, "infer"): latency_us.infer / 1e6,
                 (camera, "postprocess"): latency_us.postprocess / 1e6,
+                (camera,): age_s,
             }
         )
-        self._end_to_end.observe({(camera,): age_s})
 
     def frames(self) -> int:
         """Return how many frames of the present cameras have had lanes."""
@@ -287,11 +286,11 @@ class LaneLatency:
 
     def stages(self) -> Mapping[tuple[str, ...], Distribution]:
         """Return (camera, stage) → latency distribution."""
-        return self._stages.distributions()
+        return {key: e for key, e in self._histograms.distributions().items() if len(key) == 2}
 
     def end_to_end(self) -> Mapping[tuple[str, ...], Distribution]:
         """Return (camera,) → distribution of a frame's age when its lanes were detected."""
-        return self._end_to_end.distributions()
+        return {key: e for key, e in self._histograms.distributions().items() if len(key) == 1}
 
     def last_valid_age_s(self, camera: str) -> float | None:
         """Return the time since lanes came that were not stale; None before the first ones."""
@@ -307,5 +306,4 @@ class LaneLatency:
         """Drop the counts of a camera that was removed."""
         self._valid_ns.pop(camera, None)
         self._newest.pop(camera, None)
-        self._stages.forget(camera)
-        self._end_to_end.forget(camera)
+        self._histograms.forget(camera)
