@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from edge_server.model_config.config import Completion
     from edge_server.model_config.files import ModelFiles
+    from edge_server.model_config.scheduling import SequenceState
     from edge_server.tensors import DataType, Signature
 
 
@@ -283,7 +284,7 @@ class _SignatureCheck:
         if kind == "input":
             defaults = self._signature.with_defaults
             found |= {spec.name: spec for spec in defaults if spec.name in configured}
-        hidden = self._check_sequence_tensors(kind, found) | self._check_batch_inputs(kind, found)
+        hidden = self._check_hidden(kind, found)
         shown = {n: spec for n, spec in found.items() if n in configured or n not in hidden}
         count = len(configured)
         if count > len(shown) or (count < len(shown) and not config.completion.auto):
@@ -300,17 +301,21 @@ class _SignatureCheck:
             for name, spec in shown.items()
         ]
 
-    def _check_sequence_tensors(self, kind: str, found: dict[str, TensorSpec]) -> set[str]:
-        batching = self._config.sequence_batching
-        if batching is None:
-            return set()
-        controls = batching.controls if kind == "input" else ()
-        datatypes = {control.input_name: control.datatype for control in controls}
-        states = {
-            (state.input_name if kind == "input" else state.output_name): state
-            for state in batching.states
-        }
-        datatypes |= {name: state.datatype for name, state in states.items()}
+    def _check_hidden(self, kind: str, found: dict[str, TensorSpec]) -> set[str]:
+        """Return the names of the tensors that schedulers make, which requests do not carry."""
+        batching, ragged = self._config.sequence_batching, self._config.ragged
+        datatypes: dict[str, DataType] = {}
+        states: dict[str, SequenceState] = {}
+        if batching is not None:
+            controls = batching.controls if kind == "input" else ()
+            datatypes |= {control.input_name: control.datatype for control in controls}
+            states = {
+                (state.input_name if kind == "input" else state.output_name): state
+                for state in batching.states
+            }
+            datatypes |= {name: state.datatype for name, state in states.items()}
+        if ragged is not None and kind == "input":
+            datatypes |= ragged.batch_input_types
         for name, datatype in datatypes.items():
             self._check_name(kind, name, found)
             self._check_type(kind, name, datatype, found[name].datatype)
@@ -322,14 +327,6 @@ class _SignatureCheck:
                     f"{shape_text(state.shape)}"
                 )
         return set(datatypes)
-
-    def _check_batch_inputs(self, kind: str, found: dict[str, TensorSpec]) -> set[str]:
-        ragged = self._config.ragged
-        types = ragged.batch_input_types if ragged is not None and kind == "input" else {}
-        for name, datatype in types.items():
-            self._check_name(kind, name, found)
-            self._check_type(kind, name, datatype, found[name].datatype)
-        return set(types)
 
     def _agreed_tensor(self, kind: str, tensor: Any, real: TensorSpec) -> TensorSpec:
         if kind == "input" and tensor.optional:

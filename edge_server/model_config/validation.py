@@ -87,28 +87,13 @@ def io_faults(message: Any, *, complete: bool) -> Iterator[str]:
 def batch_io_faults(message: Any) -> Iterator[str]:
     inputs = {tensor.name for tensor in message.input}
     outputs = {tensor.name for tensor in message.output}
-    kinds = pb.BatchInput.Kind
     written: set[str] = set()
     for batch_input in message.batch_input:
-        if batch_input.kind not in kinds.values():
-            yield f"unknown batch input kind '{batch_input.kind}'"
-        elif len(batch_input.source_input) != 1:
-            yield (
-                f"batch input kind '{kinds.Name(batch_input.kind)}' expects 1 source input, got "
-                f"{len(batch_input.source_input)}"
-            )
+        yield from _source_faults("input", batch_input, pb.BatchInput.Kind, inputs)
         if batch_input.data_type not in {pb.TYPE_INT32, pb.TYPE_FP32}:
             yield "batch input data type must be TYPE_INT32 or TYPE_FP32"
-        yield from _unknown_sources(batch_input, inputs)
     for batch_output in message.batch_output:
-        if batch_output.kind not in pb.BatchOutput.Kind.values():
-            yield f"unknown batch output kind '{batch_output.kind}'"
-        elif len(batch_output.source_input) != 1:
-            yield (
-                f"batch output kind '{pb.BatchOutput.Kind.Name(batch_output.kind)}' expects 1 "
-                f"source input, got {len(batch_output.source_input)}"
-            )
-        yield from _unknown_sources(batch_output, inputs)
+        yield from _source_faults("output", batch_output, pb.BatchOutput.Kind, inputs)
         for name in batch_output.target_name:
             if name not in outputs:
                 yield f"unknown target output name '{name}'"
@@ -117,7 +102,14 @@ def batch_io_faults(message: Any) -> Iterator[str]:
             written.add(name)
 
 
-def _unknown_sources(tensor: Any, inputs: set[str]) -> Iterator[str]:
+def _source_faults(what: str, tensor: Any, kinds: Any, inputs: set[str]) -> Iterator[str]:
+    if tensor.kind not in kinds.values():
+        yield f"unknown batch {what} kind '{tensor.kind}'"
+    elif len(tensor.source_input) != 1:
+        yield (
+            f"batch {what} kind '{kinds.Name(tensor.kind)}' expects 1 source input, got "
+            f"{len(tensor.source_input)}"
+        )
     for name in tensor.source_input:
         if name not in inputs:
             yield f"unknown source input name '{name}'"
