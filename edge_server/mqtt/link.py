@@ -19,6 +19,7 @@ from edge_server.mqtt import payloads
 from edge_server.mqtt.broker import address_of, reason_of
 from edge_server.mqtt.connection import KEEPALIVE_S, Connection
 from edge_server.mqtt.outbox import Outbox, Wake
+from edge_server.mqtt.payloads import Birth, Mark
 from edge_server.pipeline import messages
 from edge_server.pipeline.perception import NetworkFrame
 from edge_server.process.histogram import FRAME_BOUNDS_S, Histograms
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from edge_server.board.board import Identity
     from edge_server.lanes.types import LaneFrame
-    from edge_server.mqtt.payloads import Mark, Topics
+    from edge_server.mqtt.payloads import Topics
     from edge_server.pipeline.event_log import Event, EventLog
     from edge_server.pipeline.vehicle import VehicleInputs
     from edge_server.settings import Mqtt
@@ -354,14 +355,14 @@ class Link:
         elif topic == topics.acknowledged:
             self._mark = payload
         elif topic == topics.meta:
-            self._see_birth(payloads.birth_of(payload), retained)
+            self._see_birth(payloads.decoded(payload, Birth) or Birth(), retained)
         # A broker may send any topic, one that cannot be published too.
         elif (
             retained and payload and topics.is_state(topic) and len(self._retained) < _MAX_RETAINED
         ):
             self._retained.add(topic)
 
-    def _see_birth(self, birth: payloads.Birth, retained: bool) -> None:
+    def _see_birth(self, birth: Birth, retained: bool) -> None:
         """Name another client that publishes as this device, and let it know of this one."""
         feed, identity = self._feed, self._feed.identity
         if birth.session in {"", feed.session}:
@@ -421,7 +422,7 @@ class Link:
                     feed.outbox.put_state(topic, b"")
             self._retained.clear()
         if self._events is None and feed.events is not None and connection.answered:
-            feed.events.begin(payloads.mark_of(self._mark))
+            feed.events.begin(payloads.decoded(self._mark, Mark))
             self._events = feed.events
         events = self._events
         window = min(WINDOW, connection.receive_maximum)

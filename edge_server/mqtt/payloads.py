@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from google.protobuf import json_format
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from edge_server.lanes.types import VehicleState
     from edge_server.pipeline.event_log import Event
     from edge_server.settings.sections import PayloadFormat
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 PREFIX = "edge/v1"
 
@@ -210,14 +212,6 @@ class Birth(msgspec.Struct):
     client_id: str = ""
 
 
-def birth_of(payload: bytes) -> Birth:
-    """Return who has published `payload`, a `meta`."""
-    try:
-        return msgspec.json.decode(payload, type=Birth)
-    except (ValueError, RecursionError):  # nested too deep
-        return Birth()
-
-
 def calibration(calibration: Calibration) -> bytes:
     """Return how the camera sees and is mounted, as `Calibration` of lane_service.proto."""
     return _encode(_fields_of(calibration_message(calibration)))
@@ -245,10 +239,10 @@ def acknowledged(log: str, event_id: int) -> bytes:
     return _encode(Mark(str(event_id), log))
 
 
-def mark_of(payload: bytes) -> Mark | None:
-    """Return the mark that is in a payload; None of anything else."""
+def decoded(payload: bytes, kind: type[Kind]) -> Kind | None:
+    """Return what a payload says, a Birth or a Mark; None of anything else."""
     try:
-        return msgspec.json.decode(payload, type=Mark)
+        return msgspec.json.decode(payload, type=kind)
     except (ValueError, RecursionError):  # nested too deep
         return None
 

@@ -128,12 +128,16 @@ def test_the_mark_follows_the_acknowledgements_now_and_then() -> None:
 
 
 def test_a_mark_that_is_none_is_none() -> None:
-    assert payloads.mark_of(payloads.acknowledged("ab", 41)) == payloads.Mark("41", "ab")
-    assert payloads.mark_of(b'{"event": "41"}') == payloads.Mark("41"), "of an earlier version"
+    assert payloads.decoded(payloads.acknowledged("ab", 41), payloads.Mark) == payloads.Mark(
+        "41", "ab"
+    )
+    assert payloads.decoded(b'{"event": "41"}', payloads.Mark) == payloads.Mark("41"), (
+        "of an earlier version"
+    )
     for event in (b'"x"', b"3", b'"-3"', b'"1e3"', b'"\xd9\xa3"', b'"%d"' % 2**62, b"{}", b'""'):
-        assert payloads.mark_of(b'{"event": %s}' % event) is None
+        assert payloads.decoded(b'{"event": %s}' % event, payloads.Mark) is None
     for payload in (b"", b"{}", b"[1]", b"\xff", b'{"event": "1", "log": 2}'):
-        assert payloads.mark_of(payload) is None
+        assert payloads.decoded(payload, payloads.Mark) is None
 
 
 def test_a_restart_begins_after_what_was_settled() -> None:
