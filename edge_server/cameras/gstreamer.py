@@ -95,10 +95,10 @@ def open_gstreamer(uri: SourceUri, options: SourceOptions) -> LiveSource:
     except SourceUriError:
         raise
     except SourceError as error:
-        raise uri.fault(str(error).removeprefix(f"{uri.label}: "), error.reason) from error
+        raise uri.fault(str(error), error.reason) from error
     return LiveSource(
         stream,
-        uri.label,
+        uri,
         _CLOCKS.get(uri.scheme, "arrival"),
         first_frame_s=_FIRST_FRAME_S,
         late_periods=_LATE_PERIODS.get(uri.scheme, 0),

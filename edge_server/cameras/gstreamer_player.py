@@ -294,16 +294,13 @@ class GstreamerStream:
 
     def retrieve(self) -> Picture:
         sample, self._sample = self._sample, None
-        try:
-            picture = self._samples.read(sample)
-        except SourceError as error:
-            raise self._uri.fault(str(error), error.reason) from error
+        picture = self._samples.read(sample)
         self._running = True
         return picture
 
     def _messages(self) -> Iterator[BusMessage]:
         if self._failure is not None:
-            raise self._uri.fault(str(self._failure), self._failure.reason) from self._failure
+            raise self._failure
         # What is of no interest is dropped by the same call, so the bus never grows.
         while (message := self._bus.pop_filtered(self._of_interest)) is not None:
             parsed = _bus_message(self._api.gst, message)

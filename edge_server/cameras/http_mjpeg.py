@@ -191,7 +191,7 @@ def open_http(uri: SourceUri, options: SourceOptions) -> LiveSource:
     except MultipartError as error:
         wire.sock.close()
         raise uri.fault(str(error), "no_decoder") from error
-    return LiveSource(MjpegStream(response, wire, parser, uri.label, decoder), uri.label, "arrival")
+    return LiveSource(MjpegStream(response, wire, parser, decoder), uri, "arrival")
 
 
 def open_response(
@@ -326,14 +326,12 @@ class MjpegStream:
         response: http.client.HTTPResponse,
         wire: Wire,
         parser: MultipartParser,
-        label: str,
         decoder: JpegDecoder,
     ) -> None:
         self._response = response
         self._wire = wire
         self._sock = wire.sock
         self._parser = parser
-        self._label = label
         self._decoder = decoder
         self._jpeg = b""
 
@@ -348,11 +346,11 @@ class MjpegStream:
                     return True
         except MultipartError as error:
             text = f"{error}; set a lower resolution in the camera, or restart it"
-            raise SourceError(f"{self._label}: {text}", reason="corrupt") from error
+            raise SourceError(text, reason="corrupt") from error
         except (OSError, http.client.HTTPException) as error:
             what = getattr(error, "strerror", None) or error
             raise SourceError(
-                f"{self._label}: the connection broke: {what}; it is opened again", reason="lost"
+                f"the connection broke: {what}; it is opened again", reason="lost"
             ) from error
         return False
 
@@ -376,7 +374,7 @@ class MjpegStream:
                 return None
             if not data:
                 raise SourceError(
-                    f"{self._label}: the camera closed the stream; it is opened again",
+                    "the camera closed the stream; it is opened again",
                     reason="lost",
                 )
             self._parser.feed(data)

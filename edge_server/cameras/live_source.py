@@ -213,7 +213,7 @@ class LiveSource:
 
     Args:
         stream: closed by `close`, and by the constructor where it raises.
-        label: names the camera in errors.
+        uri: of the camera, which errors name, those of the stream too.
         clock: the meaning of the stream's timestamps, see `TimestampMapper`.
         first_frame_s: how long the first frame may take.
         late_periods: a timestamp of the driver may be late by so many periods.
@@ -225,7 +225,7 @@ class LiveSource:
     def __init__(
         self,
         stream: CameraStream,
-        label: str,
+        uri: SourceUri,
         clock: Literal["sensor", "rtp", "arrival"],
         *,
         first_frame_s: float = 4.0,
@@ -234,7 +234,7 @@ class LiveSource:
         epoch_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.stream = stream
-        self._label = label
+        self._uri = uri
         self._first_frame_s = first_frame_s
         self._late_periods = late_periods
         self._clock_ns = monotonic_ns
@@ -253,7 +253,7 @@ class LiveSource:
             raise
         if self._first is None:
             self.close()
-            raise self._error("the pipeline ends without a frame", "unavailable")
+            raise uri.fault("the pipeline ends without a frame")
 
     @property
     def corrupt(self) -> int:
@@ -269,8 +269,14 @@ class LiveSource:
             self.stream.close()
 
     def _next(self) -> Frame | None:
+        try:
+            return self._wait()
+        except SourceError as error:
+            raise self._uri.fault(str(error), error.reason) from error
+
+    def _wait(self) -> Frame | None:
         if self._closed:
-            raise self._error("the camera is closed", "lost")
+            raise SourceError("the camera is closed")
         stream = self.stream
         # A caller that comes late is no silence of the camera.
         now_ns = began_ns = heard_ns = self._clock_ns()
@@ -330,19 +336,16 @@ class LiveSource:
     def _silence(self, waited_s: float) -> SourceError:
         if self._count:
             text = f"no frame for {waited_s:.1f} s; the camera is opened again"
-            return self._error(text, "stalled")
-        return self._error(
+            return SourceError(text, reason="stalled")
+        return SourceError(
             f"no frame within {self._first_frame_s:g} s, though the camera was opened; restart the "
             "camera, or look at it with another player",
-            "unavailable",
+            reason="unavailable",
         )
 
     def _all_damaged(self, waited_s: float) -> SourceError:
-        return self._error(
+        return SourceError(
             f"images came for {waited_s:.1f} s, all of them damaged ({self._damage}); check cable "
             "and network for lost packets, and the camera's bit rate",
-            "corrupt",
+            reason="corrupt",
         )
-
-    def _error(self, text: str, reason: str) -> SourceError:
-        return SourceError(f"{self._label}: {text}", reason=reason)

@@ -49,7 +49,6 @@ class OpenCvStream:
 
     Args:
         capture: a cv2.VideoCapture.
-        label: names the camera in errors.
         read_s: a read that takes longer has timed out.
         jpeg: decodes what `capture` retrieves; None where those are pixels.
     """
@@ -59,7 +58,6 @@ class OpenCvStream:
     def __init__(
         self,
         capture: Any,
-        label: str,
         read_s: float,
         *,
         jpeg: JpegDecoder | None = None,
@@ -69,7 +67,6 @@ class OpenCvStream:
         self.damaged = 0
         self.period_s = period_s
         self._capture = capture
-        self._label = label
         self._read_s = read_s
         self._jpeg = jpeg
         self._clock = clock
@@ -94,8 +91,8 @@ class OpenCvStream:
                 return False
             self.damaged += 1
         raise SourceError(
-            f"{self._label}: the camera closed the stream, or sends images that cannot be decoded; "
-            "it is opened again",
+            "the camera closed the stream, or sends images that cannot be decoded; it is opened "
+            "again",
             reason="lost",
         )
 
@@ -171,10 +168,10 @@ def _open_rtsp(
         capture.release()
         raise uri.fault(str(error)) from None
     jpeg, read_s = decoder if is_jpeg else None, read_ms / 1e3
-    stream = OpenCvStream(capture, uri.label, read_s, jpeg=jpeg, period_s=read_s / PERIODS)
+    stream = OpenCvStream(capture, read_s, jpeg=jpeg, period_s=read_s / PERIODS)
     stream.skip_backlog()
     try:
-        return LiveSource(stream, uri.label, "rtp")
+        return LiveSource(stream, uri, "rtp")
     except SourceError as error:
         # A camera that serves no more viewers, or a stream that cannot be decoded.
         if error.reason in {"lost", "unavailable"}:
@@ -254,9 +251,9 @@ def _open_device(uri: SourceUri, decoder: JpegDecoder) -> FrameSource:
         log.warning("%s: the camera gives %s, not %s", uri.label, given, fourcc_of(mode))
     is_jpeg = given in _JPEG_FOURCCS and capture.set(cv2.CAP_PROP_CONVERT_RGB, 0)
     jpeg, period_s = decoder if is_jpeg else None, 1 / float(mode.fps)
-    stream = OpenCvStream(capture, uri.label, 1.0, jpeg=jpeg, period_s=period_s)
+    stream = OpenCvStream(capture, 1.0, jpeg=jpeg, period_s=period_s)
     try:
-        return LiveSource(stream, uri.label, "sensor", late_periods=1)
+        return LiveSource(stream, uri, "sensor", late_periods=1)
     except SourceError:
         # Another program may have taken the device in between.
         check_free(uri.path, mode)

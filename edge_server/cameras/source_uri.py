@@ -95,8 +95,9 @@ class SourceUri:
         )
 
     def fault(self, text: str, reason: str = "unavailable") -> SourceError:
-        """Return the error of this source; see `SourceError.reason`."""
-        return SourceError(f"{self.label}: {masked(text)}", reason=reason)
+        """Return the error of this source, which its label begins; see `SourceError.reason`."""
+        text = masked(text).removeprefix(f"{self.label}: ")
+        return SourceError(f"{self.label}: {text}", reason=reason)
 
     def wrong(self, text: str) -> SourceUriError:
         """Return the error of a URI that is wrong in itself."""

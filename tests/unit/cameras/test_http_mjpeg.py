@@ -58,7 +58,7 @@ class Camera:
         response = http.client.HTTPResponse(wire, method="GET")
         response.begin()
         parser, decoder = MultipartParser(b"b"), JpegDecoder("cam")
-        self.stream = MjpegStream(response, wire, parser, "cam", decoder)
+        self.stream = MjpegStream(response, wire, parser, decoder)
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(b"%X\r\n%s\r\n" % (len(data), data) if self._chunked else data)

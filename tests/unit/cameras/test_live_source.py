@@ -9,6 +9,7 @@ import pytest
 
 from edge_server.cameras.frame import StallWatch
 from edge_server.cameras.live_source import LiveSource, Picture, StreamEnded
+from edge_server.cameras.source_uri import parse_source_uri
 from edge_server.errors import SourceError
 from edge_server.pixels import Image
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 S = 1_000_000_000
 MS = 1_000_000
+CAMERA = parse_source_uri("rtsp://cam/live")
 IMAGE = Image.of_bgr(np.zeros((48, 64, 3), np.uint8))
 # What a step of a script brings after its time.
 FRAME, DAMAGE, SEEN, END = "frame", "damage", "seen", "end"
@@ -69,7 +71,7 @@ def opened(
 ) -> LiveSource:
     return LiveSource(
         stream,
-        "cam",
+        CAMERA,
         clock,
         monotonic_ns=lambda: stream.now_ns,
         epoch_ns=lambda: stream.now_ns + 5 * S,
@@ -159,7 +161,7 @@ def test_a_caller_that_comes_late_is_no_silence_of_the_camera() -> None:
 
 def test_no_first_frame_is_an_error_and_closes_the_stream() -> None:
     stream = ScriptedStream()
-    with pytest.raises(SourceError, match="no frame within 4 s") as caught:
+    with pytest.raises(SourceError, match=r"^rtsp://cam/live: no frame within 4 s") as caught:
         opened(stream)
     assert caught.value.reason == "unavailable"
     assert (stream.closed, stream.now_ns) == (1, 1004 * S)

@@ -51,7 +51,7 @@ class ScriptedCapture:
 
 
 def stream_of(capture: ScriptedCapture, jpeg: JpegDecoder | None = None) -> OpenCvStream:
-    return OpenCvStream(capture, "rtsp://cam/x", 0.5, jpeg=jpeg, clock=lambda: capture.now)
+    return OpenCvStream(capture, 0.5, jpeg=jpeg, clock=lambda: capture.now)
 
 
 def test_what_was_sent_before_is_skipped() -> None:
