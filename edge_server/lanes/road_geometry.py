@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from edge_server.lanes.paint import ImageLines
     from edge_server.lanes.types import Lane
 
+# No road is a plane. Twice this is a crest or a sag of 10 km radius, about the least that standards
+# allow on motorways (RAA, class EKA 1A: crests of 13 km, sags of 8.8 km).
+_CREST_STD_PM = 1 / 20_000
 # Paint and road are never better known than this.
 _FLOOR_STD_M = 0.02
 _FEWEST_POINTS = 4
@@ -41,6 +44,8 @@ _SLOPE = np.arange(1.0, 4.0) / _UNIT_M
 # The ego lane's boundaries are nearer than this: the lane has 4.5 m at most.
 _FARTHEST_EGO_M = 4.2
 _PLAUSIBLE_WIDTH_M = (2.0, 6.0)
+# Of what all lines have in common.
+_CREST = 2
 # What is less certain than this is not measured.
 # A lane that begins far ahead still has its place, to half a lane.
 _LARGEST_OFFSET_STD_M = 0.9
@@ -60,10 +65,12 @@ class PitchMeasurement(NamedTuple):
     Attributes:
         rad: positive nose down.
         std_rad: of noise in the image points.
+        by_crest_m: its derivative by the road's vertical curvature, rad m.
     """
 
     rad: float
     std_rad: float
+    by_crest_m: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -103,17 +110,18 @@ def road_of(
     """
     if not lanes:
         return Road((), None)
-    stds_rad = [model.mounting.pitch_std_rad, model.mounting.yaw_std_rad]
+    mounting = model.mounting
+    errors = np.diag((mounting.pitch_std_rad, mounting.yaw_std_rad, _CREST_STD_PM))
     if pitch is not None:
-        stds_rad[0] = pitch.std_rad
-    fits = _fit(lines or image_lines(lanes, model), model, *stds_rad)
-    indices = _indices(fits, stds_rad)
+        errors[0] = pitch.errors
+    fits = _fit(lines or image_lines(lanes, model), model, errors)
+    indices = _indices(fits, errors)
     measured, turned_rad = None, 0.0
     if -1 in indices and 1 in indices:
         measured = _pitch(fits, indices.index(-1), indices.index(1), model)
         if measured is not None and pitch is not None:
-            turned_rad, stds_rad[0] = pitch.correct(measured), pitch.std_rad
-    places = zip(lanes, _grounds(fits, turned_rad, stds_rad), indices, strict=True)
+            turned_rad, errors[0] = pitch.correct(measured), pitch.errors
+    places = zip(lanes, _grounds(fits, turned_rad, errors), indices, strict=True)
     located = [replace(lane, ground=ground, index=index) for lane, ground, index in places]
     return Road(tuple(located), measured)
 
@@ -126,7 +134,7 @@ class _Fits(NamedTuple):
         by_pitch: (K, P, 2), their derivatives by the pitch, m/rad.
         coefficients: (K, 4), NaN for a lane without ground.
         noise: (K, 4, 4), what is not common to all lanes of their covariance.
-        by_angles: (K, 4, 2), their derivatives by pitch and yaw, 1/rad.
+        by_angles: (K, 4, 3), their derivatives by pitch, yaw and vertical curvature.
     """
 
     points: NDArray[np.float64]
@@ -139,24 +147,38 @@ class _Fits(NamedTuple):
     x_max: NDArray[np.float64]
 
 
-def _fit(lines: ImageLines, model: CameraModel, pitch_std_rad: float, yaw_std_rad: float) -> _Fits:
+def _fit(lines: ImageLines, model: CameraModel, errors: NDArray[np.float64]) -> _Fits:
     """Fit all lanes at once: weighted least squares with a wide prior of the curvature.
 
-    The errors of pixels count for each point; those of pitch and yaw are common to all points of a
-    frame, and go into the covariance as such.
+    The errors of pixels count for each point; those of pitch, yaw and vertical curvature are common
+    to all points of a frame, and go into the covariance as such.
+
+    Args:
+        errors: (3, 3), the product with its transpose is the covariance of these three.
     """
     ground = model.ground_of_rays(lines.rays)
-    table = np.zeros((7, *lines.present.shape))
+    mounting = model.mounting
+    across = ground.points - mounting.position[:2]
+    # Where the road has risen by a part of the camera's height, a point seems farther by that part.
+    by_crest = across * (across[:, :1] ** 2 / (2 * mounting.height_m))
+    table = np.zeros((9, *lines.present.shape))
     # Along a row of the picture: which row a point has is known.
     table[:, lines.present] = np.stack(
-        [*ground.points.T, ground.by_pixel[:, 1, 0], *ground.by_pitch.T, *ground.by_yaw.T]
+        [
+            *ground.points.T,
+            ground.by_pixel[:, 1, 0],
+            *ground.by_pitch.T,
+            *ground.by_yaw.T,
+            *by_crest.T,
+        ]
     )
     is_there = lines.present & ~np.isnan(table[0])
     table[:, ~is_there] = 0.0
-    x, y, sideways, pitch_x, pitch_y, yaw_x, yaw_y = table
+    x, y, sideways = table[:3]
+    by_x, by_y = np.moveaxis(table[3:].reshape(3, 2, *x.shape), 0, -1)
     error = lines.error_px * sideways[..., None]
     variance = (error * error).sum(axis=2) + _FLOOR_STD_M**2
-    common = (pitch_y * pitch_std_rad) ** 2 + (yaw_y * yaw_std_rad) ** 2
+    common = ((by_y @ errors) ** 2).sum(axis=2)
     weight = is_there / (variance + common)
 
     powers = np.ones((*x.shape, 4))
@@ -180,17 +202,16 @@ def _fit(lines: ImageLines, model: CameraModel, pitch_std_rad: float, yaw_std_ra
 
     residual = y - (powers @ coefficients[..., None])[..., 0]
     slope = (powers[..., :3] @ (coefficients[:, 1:] * _SLOPE)[..., None])[..., 0]
-    # Places without a point have no gain.
-    by_pitch, by_yaw = pitch_y - slope * pitch_x, yaw_y - slope * yaw_x
     # A line that does not have the form of a road is less certain than its points.
     misfit = np.maximum(1.0, (is_there * residual**2 / variance).sum(axis=1) / np.maximum(count, 1))
     of_points = gain @ error * np.sqrt(misfit)[:, None, None]
     noise = of_points @ of_points.transpose(0, 2, 1)
     noise += inverse @ (prior[:, :, None] * inverse)
-    by_angles = gain @ np.stack([by_pitch, by_yaw], axis=2)
+    # Places without a point have no gain.
+    by_angles = gain @ (by_y - slope[..., None] * by_x)
     return _Fits(
         np.stack([x, y], axis=2),
-        np.stack([pitch_x, pitch_y], axis=2),
+        np.stack([by_x[..., 0], by_y[..., 0]], axis=2),
         is_there,
         np.where(known[:, None], coefficients * _SCALE, np.nan),
         noise * (_SCALE[:, None] * _SCALE),
@@ -200,17 +221,19 @@ def _fit(lines: ImageLines, model: CameraModel, pitch_std_rad: float, yaw_std_ra
     )
 
 
-def _grounds(fits: _Fits, turned_rad: float, stds_rad: Sequence[float]) -> list[GroundLane | None]:
+def _grounds(
+    fits: _Fits, turned_rad: float, errors: NDArray[np.float64]
+) -> list[GroundLane | None]:
     """Return the lanes as of a camera that looks down by `turned_rad` more, None without ground.
 
     Args:
-        stds_rad: of pitch and yaw.
+        errors: see `_fit`.
     """
     points = (fits.points + turned_rad * fits.by_pitch).astype(np.float32)
     order = np.argsort(np.where(fits.is_there, points[..., 0], np.inf), axis=1)
     points = points[np.arange(len(points))[:, None], order]
     coefficients = fits.coefficients + turned_rad * fits.by_angles[:, :, 0]
-    by_angles = fits.by_angles * stds_rad
+    by_angles = fits.by_angles @ errors
     covariance = fits.noise + by_angles @ by_angles.transpose(0, 2, 1)
     seen = fits.is_there.sum(axis=1).tolist()
     known = (~np.isnan(coefficients[:, 0])).tolist()
@@ -225,9 +248,9 @@ def _grounds(fits: _Fits, turned_rad: float, stds_rad: Sequence[float]) -> list[
     return grounds
 
 
-def _indices(fits: _Fits, stds_rad: Sequence[float]) -> list[int]:
+def _indices(fits: _Fits, errors: NDArray[np.float64]) -> list[int]:
     """Return the index of each lane, see `Lane.index`, by its place beside the front axle."""
-    variance = fits.noise[:, 0, 0] + ((fits.by_angles[:, 0] * stds_rad) ** 2).sum(axis=1)
+    variance = fits.noise[:, 0, 0] + ((fits.by_angles[:, 0] @ errors) ** 2).sum(axis=1)
     places = fits.coefficients[:, 0]
     known = ~np.isnan(places) & (variance <= _LARGEST_OFFSET_STD_M**2)
     pairs = zip(places.tolist(), known.tolist(), strict=True)
@@ -328,16 +351,17 @@ def _pitch(fits: _Fits, left: int, right: int, model: CameraModel) -> PitchMeasu
     std_rad = factor * math.sqrt(variance)
     if std_rad > _LARGEST_PITCH_STD_RAD:
         return None
-    return PitchMeasurement(factor * growth, std_rad)
+    by_crest = per_m @ (fits.by_angles[left, :, _CREST] - fits.by_angles[right, :, _CREST])
+    return PitchMeasurement(factor * growth, std_rad, factor * float(by_crest))
 
 
 # A vehicle leans by this much on its springs and over the road's waves, and swings back so fast.
 # Braking is 1 to 2 degrees.
 _SPRINGS_STD_RAD = math.radians(0.7)
 _SPRINGS_S = 1.5
-# What is left over on a straight road beside the noise of the points, as no road is a plane: with
-# crests and sags of 15 km the drawn roads of benchmarks/paint.py have 0.055 degrees, without 0.02.
-_ROAD_STD_RAD = math.radians(0.05)
+# What is left over on a straight and flat road beside the noise of the points: 0.02 degrees of the
+# drawn roads of benchmarks/paint.py.
+_ROAD_STD_RAD = math.radians(0.02)
 # A measurement that is farther off is of lines that part, no pitch.
 _LARGEST_GAP_STD = 4.0
 _LONGEST_STEP_S = 1.0
@@ -356,10 +380,12 @@ _OLDEST_SAMPLE_S = 300.0
 class PitchFilter:
     """Estimates by how much the camera looks down further than calibrated, frame by frame.
 
-    A Kalman filter of one state that returns to zero where nothing is measured. Not thread-safe.
+    A Kalman filter of one state that returns to zero where nothing is measured; crests and sags,
+    which outlast it, go into its error as such. Not thread-safe.
 
     Attributes:
         rad: positive nose down.
+        by_crest_m: the derivative of `rad` by the road's vertical curvature, rad m.
 
     Args:
         calibrated_std_rad: of the calibration's own pitch.
@@ -369,11 +395,21 @@ class PitchFilter:
         self._resting = _SPRINGS_STD_RAD**2 + calibrated_std_rad**2
         self._variance = self._resting
         self._at_ns: int | None = None
-        self.rad = 0.0
+        self._of_points = 0.0
+        self.rad = self.by_crest_m = 0.0
 
     @property
     def std_rad(self) -> float:
+        """Of its error but for that of crests and sags."""
         return math.sqrt(self._variance)
+
+    @property
+    def errors(self) -> tuple[float, float, float]:
+        """What one standard deviation of the pitch's own error, of the yaw and of the road's
+        vertical curvature make of the error of the pitch, rad. The noise of the frame's points is
+        in that of its lanes already."""
+        own_rad = math.sqrt(max(0.0, self._variance - self._of_points))
+        return own_rad, 0.0, self.by_crest_m * _CREST_STD_PM
 
     def predict(self, mono_ns: int) -> None:
         """Go on to the capture of the next frame, CLOCK_MONOTONIC, before it is located."""
@@ -381,6 +417,8 @@ class PitchFilter:
         self._at_ns = mono_ns
         keep = math.exp(-min(max(step_s, 0.0), _LONGEST_STEP_S) / _SPRINGS_S)
         self.rad *= keep
+        self.by_crest_m *= keep
+        self._of_points = 0.0
         self._variance = keep**2 * self._variance + (1.0 - keep**2) * self._resting
 
     def correct(self, measured: PitchMeasurement) -> float:
@@ -388,11 +426,14 @@ class PitchFilter:
         the change of `rad`."""
         noise = measured.std_rad**2 + _ROAD_STD_RAD**2
         total = self._variance + noise
-        if measured.rad**2 > _LARGEST_GAP_STD**2 * total:
+        of_crest = measured.by_crest_m - self.by_crest_m
+        if measured.rad**2 > _LARGEST_GAP_STD**2 * (total + (of_crest * _CREST_STD_PM) ** 2):
             return 0.0
         gain = self._variance / total
         self.rad += gain * measured.rad
+        self.by_crest_m += gain * of_crest
         self._variance *= 1.0 - gain
+        self._of_points = (gain * measured.std_rad) ** 2
         return gain * measured.rad
 
 

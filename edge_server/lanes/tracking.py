@@ -32,23 +32,25 @@ if TYPE_CHECKING:
 _GATE = 7.8
 # At these shares of the detected range polynomials are compared.
 _SAMPLES = np.linspace(0.0, 1.0, 4)
-# Standard deviations of c0..c3 before anything was measured: half a lane, 15 degrees, a bend of
-# 65 m radius, and its change within 50 m.
-_PRIOR = np.array([2.0, 0.25, 0.015, 1e-4])
+# Standard deviations before anything was measured of c0..c3: half a lane, 15 degrees, a bend of
+# 65 m radius, and its change within 50 m; and of how fast the lane turns to the vehicle, rad/s: one
+# that steers accelerates by half a metre a second squared across its lane at 25 m/s, for a second.
+_PRIOR = np.array([2.0, 0.25, 0.015, 1e-4, 0.02])
+_TURNING, _TURNING_S = 4, 1.0
 # Growth of the standard deviations of c0..c3 in one second; all lines have it in common, as the
-# vehicle moves and the road bends. That of c1 is how vehicles steer, lane changes and departures
-# included: on rendered drives 20 to 27 0.0045 over 0.1 s, 0.007 over 0.25 s. That of c2 was fitted
+# vehicle moves and the road bends; how the vehicle steers is in c1 already. That of c2 was fitted
 # to drives 0 to 19 (a bend that changes evenly has c3), the others to drives 20 to 39, see
 # benchmarks/paint.py. And the growth of c0 without the vehicle's speed.
-_GROWTH = np.array([0.025, 0.006, 8e-5, 6e-6])
+_GROWTH = np.array([0.025, 0.0, 8e-5, 6e-6])
 _GROWTH_SPEED_UNKNOWN = 0.2
 # No detection is better than this, nor than rounding allows beside what was expected: what is known
 # for certain cannot be weighed.
 _LEAST_STD_M, _LEAST_SHARE = 0.001, 1e-9
 _DIAGONAL = np.arange(4)
+_STATES = len(_PRIOR)
 # A vehicle moves aside of where it points, in bends and in side wind: an error that all lines have
 # in common, for seconds.
-_PITCH, _SLIP, _SLIP_STD_RAD = 0, 2, math.radians(0.05)
+_PITCH, _SLIP, _SLIP_STD_RAD = 0, 3, math.radians(0.05)
 
 
 class LaneFilter:
@@ -58,25 +60,26 @@ class LaneFilter:
         first: what the first detection will correct; the prior only bounds what it leaves open.
 
     Attributes:
-        mean: (4,) float64, c0..c3; see `Polynomial`.
-        covariance: (4, 4) float64, without what the lines have in common.
-        moved: (4, 4) float64, covariance of what the vehicle's motion and the road's bends made of
+        mean: (5,) float64, c0..c3, see `Polynomial`, and how fast c1 changes, rad/s.
+        covariance: (5, 5) float64, without what the lines have in common.
+        moved: (5, 5) float64, covariance of what the vehicle's motion and the road's bends made of
             all lines alike.
-        by_angles: (4, 3) float64, what these, and the vehicle's slip, make of the estimate; see
+        by_angles: (5, 4) float64, what these, and the vehicle's slip, make of the estimate; see
             `Polynomial`.
         x_min_m, x_max_m: the range that is still ahead of what was last detected.
     """
 
     def __init__(self, first: Polynomial) -> None:
-        self.mean: NDArray[np.float64] = first.coefficients.astype(np.float64)
-        self.covariance: NDArray[np.float64] = np.diag(_PRIOR**2)
-        self.moved: NDArray[np.float64] = np.zeros((4, 4))
-        self.by_angles = np.concatenate([first.by_angles, np.zeros((4, 1))], axis=1)
+        self.mean: NDArray[np.float64] = np.append(first.coefficients, 0.0)
+        of_line = np.arange(_STATES) != _TURNING
+        self.covariance: NDArray[np.float64] = np.diag(of_line * _PRIOR**2)
+        self.moved: NDArray[np.float64] = np.diag(~of_line * _PRIOR**2)
+        self.by_angles = np.pad(first.by_angles, ((0, 1), (0, 1)))
         self.x_min_m, self.x_max_m = first.x_min_m, first.x_max_m
 
     def at(self, x_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (N,) y in m at (N,) `x_m`."""
-        c0, c1, c2, c3 = self.mean.tolist()
+        c0, c1, c2, c3, _ = self.mean.tolist()
         return np.asarray(((c3 * x_m + c2) * x_m + c1) * x_m + c0)
 
 
@@ -85,18 +88,20 @@ def predict(filters: Sequence[LaneFilter], passed_s: float, motion: VehicleState
     if not filters:
         return
     ahead_m = (motion.speed_mps or 0.0) * passed_s
+    keep = math.exp(-passed_s / _TURNING_S)
     step = np.array(
         [
-            [1.0, ahead_m, ahead_m**2, ahead_m**3],
-            [0.0, 1.0, 2 * ahead_m, 3 * ahead_m**2],
-            [0.0, 0.0, 1.0, 3 * ahead_m],
-            [0.0, 0.0, 0.0, 1.0],
+            [1.0, ahead_m, ahead_m**2, ahead_m**3, ahead_m * passed_s / 2],
+            [0.0, 1.0, 2 * ahead_m, 3 * ahead_m**2, passed_s],
+            [0.0, 0.0, 1.0, 3 * ahead_m, 0.0],
+            [0.0, 0.0, 0.0, 1.0, 0.0],
+            [0.0, 0.0, 0.0, 0.0, keep],
         ]
     )
     turned_rad = 0.0
     if motion.speed_mps is None or motion.yaw_rate_radps is None:
         # A vehicle turns with its road.
-        step[:2, 2:] = 0.0
+        step[:2, 2:4] = 0.0
     else:
         turned_rad = motion.yaw_rate_radps * passed_s
     means = np.array([each.mean for each in filters]) @ step.T
@@ -113,6 +118,7 @@ def predict(filters: Sequence[LaneFilter], passed_s: float, motion: VehicleState
     covariances = step @ covariances @ step.T
     moved = step @ np.array([each.moved for each in filters]) @ step.T
     moved[:, _DIAGONAL, _DIAGONAL] += growth**2 * passed_s
+    moved[:, _TURNING, _TURNING] += _PRIOR[_TURNING] ** 2 * (1.0 - keep**2)
     for number, each in enumerate(filters):
         each.mean, each.covariance, each.moved = means[number], covariances[number], moved[number]
         each.by_angles = step @ each.by_angles
@@ -126,21 +132,23 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
         return
     ends = np.array([(each.x_min_m, each.x_max_m) for each in detections])
     x_m = ends[:, :1] + _SAMPLES * (ends[:, 1:] - ends[:, :1])
-    powers = np.ones((*x_m.shape, 4))
+    at = np.ones((*x_m.shape, _STATES))
+    at[..., _TURNING] = 0.0
     for power in (1, 2, 3):
-        np.multiply(powers[..., power - 1], x_m, out=powers[..., power])
+        np.multiply(at[..., power - 1], x_m, out=at[..., power])
+    powers = at[..., :4]
     by_angles = np.array([each.by_angles for each in detections])
     apart = np.array([each.covariance for each in detections])
     apart -= by_angles @ by_angles.transpose(0, 2, 1)
     # Samples of one polynomial err together.
     noise = powers @ apart @ powers.transpose(0, 2, 1)
     mean = np.array([each.mean for each in filters])
-    difference = np.array([each.coefficients for each in detections]) - mean
+    difference = np.array([each.coefficients for each in detections]) - mean[:, :4]
     difference = powers @ difference[..., None]
     covariance = np.array([each.covariance for each in filters])
     moved = np.array([each.moved for each in filters])
-    projected = powers @ (covariance + moved)
-    expected = projected @ powers.transpose(0, 2, 1)
+    projected = at @ (covariance + moved)
+    expected = projected @ at.transpose(0, 2, 1)
     least = _LEAST_STD_M**2 + _LEAST_SHARE * expected[:, _DIAGONAL, _DIAGONAL]
     noise[:, _DIAGONAL, _DIAGONAL] += least
     surprise = difference.transpose(0, 2, 1) @ np.linalg.solve(expected + noise, difference)
@@ -148,7 +156,7 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
     gain = np.linalg.solve(expected + noise, projected).transpose(0, 2, 1)
     mean += (gain @ difference)[..., 0]
     # Joseph's form stays symmetric and positive.
-    rest = np.eye(4) - gain @ powers
+    rest = np.eye(_STATES) - gain @ at
     moved = rest @ moved @ rest.transpose(0, 2, 1)
     covariance = rest @ covariance @ rest.transpose(0, 2, 1)
     covariance += gain @ noise @ gain.transpose(0, 2, 1)
@@ -165,16 +173,17 @@ def correct(filters: Sequence[LaneFilter], detections: Sequence[Polynomial]) -> 
 def polynomials(filters: Sequence[LaneFilter]) -> list[Polynomial]:
     # The symmetric root, as it is alike for lines alike: an error that they have in common does not
     # change the lane's width. In units of the prior, as the coefficients are of unlike sizes.
-    scaled = np.array([each.moved for each in filters]) / np.outer(_PRIOR, _PRIOR)
+    prior = _PRIOR[:4]
+    scaled = np.array([each.moved[:4, :4] for each in filters]) / np.outer(prior, prior)
     values, vectors = np.linalg.eigh(scaled)
     roots = np.sqrt(np.maximum(values, 0.0))[:, None]
-    moved = _PRIOR[:, None] * ((vectors * roots) @ vectors.transpose(0, 2, 1))
-    by_angles = np.array([each.by_angles for each in filters])
+    moved = prior[:, None] * ((vectors * roots) @ vectors.transpose(0, 2, 1))
+    by_angles = np.array([each.by_angles[:4] for each in filters])
     in_common = np.concatenate([by_angles, moved], axis=2)
     covariances = in_common @ in_common.transpose(0, 2, 1)
-    covariances += np.array([each.covariance for each in filters])
+    covariances += np.array([each.covariance[:4, :4] for each in filters])
     return [
-        Polynomial(each.mean, covariance, each.x_min_m, each.x_max_m, common)
+        Polynomial(each.mean[:4], covariance, each.x_min_m, each.x_max_m, common)
         for each, covariance, common in zip(filters, covariances, in_common, strict=True)
     ]
 
@@ -189,7 +198,7 @@ def distances_m(
     known = np.minimum(last, [each.x_max_m for each in filters])
     last = np.maximum(known, (first + last) / 2)
     x_m = first[..., None] + _SAMPLES * (last - first)[..., None]
-    means = np.array([each.mean for each in filters])
+    means = np.array([each.mean[:4] for each in filters])
     apart = means - np.array([each.coefficients for each in detections])[:, None]
     c0, c1, c2, c3 = apart.transpose(2, 0, 1)[..., None]
     return np.asarray(np.abs(((c3 * x_m + c2) * x_m + c1) * x_m + c0).mean(axis=2))

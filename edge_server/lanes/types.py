@@ -28,7 +28,7 @@ Indicator = Literal["unknown", "off", "left", "right", "hazard"]
 
 
 def _no_angles() -> NDArray[np.float64]:
-    return np.zeros((4, 2))
+    return np.zeros((4, 3))
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,9 @@ class Polynomial:
         covariance: (4, 4) float64, of the coefficients.
         x_min_m, x_max_m: the range in which it holds.
         by_angles: (4, A) float64, what one standard deviation of the camera's pitch, one of its
-            yaw, and, for tracked lines, one of the vehicle's slip and four of its motion change in
-            the coefficients. The lines of one frame have this part of their errors in common.
+            yaw, one of the road's vertical curvature, and, for tracked lines, one of the vehicle's
+            slip and four of its motion change in the coefficients. The lines of one frame have this
+            part of their errors in common.
     """
 
     coefficients: NDArray[np.float64]

@@ -53,10 +53,16 @@ class FlatRoad:
         return points @ np.array([[cos, sin], [-sin, cos]])
 
 
-def lane_of(ground: NDArray[np.float64], camera: CameraModel, score: float = 0.9) -> Lane | None:
-    """Return the line as a network gives it: a point in each of 72 rows that show it."""
+def lane_of(
+    ground: NDArray[np.float64], camera: CameraModel, score: float = 0.9, rising_1pm: float = 0.0
+) -> Lane | None:
+    """Return the line as a network gives it: a point in each of 72 rows that show it.
+
+    Args:
+        rising_1pm: vertical curvature of the road, of a sag positive.
+    """
     ground = ground[ground[:, 0] > camera.mounting.x_m + 1.0]
-    pixels = camera.image_of(ground)
+    pixels = camera.image_of(ground, rising_1pm * (ground[:, 0] - camera.mounting.x_m) ** 2 / 2)
     lens = camera.lens
     inside = (pixels[:, 0] >= 0) & (pixels[:, 0] < lens.width)
     inside &= (pixels[:, 1] >= 0) & (pixels[:, 1] < lens.height)

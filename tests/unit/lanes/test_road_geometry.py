@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lanes_of
+from unit.lanes.roads import CAMERA, FlatRoad, cameras, flat_roads, lane_of, lanes_of
 
 from edge_server.lanes.camera_model import CameraModel, Lens, Mounting
 from edge_server.lanes.paint import image_lines
@@ -209,6 +210,30 @@ def test_a_frame_corrects_the_pitch_by_which_its_own_lanes_are_placed() -> None:
     within = (np.array(off) < 2.0).mean(axis=0)
     assert (within > 0.93).all(), within
     assert (np.median(off, axis=0) > 0.1).all()
+
+
+@pytest.mark.parametrize("radius_m", [10_000, -10_000])
+def test_a_crest_or_a_sag_displaces_lines_by_as_much_as_is_stated(radius_m: float) -> None:
+    """Twice the deviation is one of 10 km; the same frame's pitch errs by it too."""
+    grounds = []
+    for rising_1pm in (0.0, 1 / radius_m):
+        pitch = PitchFilter(np.radians(0.2))
+        pitch.predict(0)
+        lines = [
+            lane_of(FlatRoad().boundary(place), CAMERA, rising_1pm=rising_1pm)
+            for place in (0.5, -0.5)
+        ]
+        located = road_of([line for line in lines if line is not None], CAMERA, pitch=pitch)
+        grounds.append([lane.ground for lane in located.lanes])
+    x_m = np.array([8.0, 16.0, 32.0, 48.0])
+    for flat, risen in zip(*grounds, strict=True):
+        assert flat is not None
+        assert risen is not None
+        powers = np.vander(x_m, 4, increasing=True)
+        moved = powers @ (risen.polynomial.coefficients - flat.polynomial.coefficients)
+        by_crest = powers @ flat.polynomial.by_angles[:, -1]
+        stated = math.copysign(2.0, radius_m) * by_crest
+        assert moved == pytest.approx(stated, rel=0.25, abs=0.01)
 
 
 def _near(line: np.ndarray) -> np.ndarray:

@@ -140,9 +140,28 @@ def test_the_covariance_covers_the_error() -> None:
     assert np.mean(inside) > 0.9
 
 
+def test_the_heading_follows_a_quick_lane_change() -> None:
+    """3.6 m aside within 2.5 s, ten frames a second: up to 6 degrees."""
+
+    def aside_m(time_s: float) -> float:
+        share = min(max((time_s - 1.0) / 2.5, 0.0), 1.0)
+        return 3.6 * share**3 * (10 - 15 * share + 6 * share**2)
+
+    for seed in range(4):
+        road = Road([5.4, 1.8, -1.8], aside_m, noise=np.random.default_rng(seed))
+        tracker = LaneTracker()
+        for n in range(45):
+            motion = VehicleState(0, SPEED_MPS)
+            lane = tracker.update(road.lanes(n / 10), n * 10**8, motion, to_image)[0]
+            assert lane.ground is not None
+            error_rad = lane.ground.polynomial.coefficients[1] - road.truth(5.4, n / 10)[1]
+            if n > 5:
+                assert abs(error_rad) < math.radians(0.7)
+
+
 def test_the_covariance_covers_what_a_wrong_yaw_does_to_a_moving_vehicle() -> None:
     """Lines that seem to lead aside pull the estimate aside for as long as the vehicle drives."""
-    by_angles = np.zeros((4, 2))
+    by_angles = np.zeros((4, 3))
     by_angles[1, 1] = math.radians(0.2)
     off = []
     for seed in range(40):
@@ -161,7 +180,7 @@ def test_the_covariance_covers_what_a_wrong_yaw_does_to_a_moving_vehicle() -> No
             correct([estimate], [detection])
         assert estimate is not None
         std = np.sqrt(np.diag(polynomials([estimate])[0].covariance))
-        off.append(np.abs(estimate.mean - (1.8, 0.0, 0.0, 0.0)) / std)
+        off.append(np.abs(estimate.mean[:4] - (1.8, 0.0, 0.0, 0.0)) / std)
     within = (np.array(off) < 2.0).mean(axis=0)
     assert (within > 0.9).all(), within
     assert (np.median(off, axis=0)[:2] > 0.2).all()
@@ -339,15 +358,15 @@ def test_what_moves_two_lines_alike_leaves_their_width_as_certain(seed: int) -> 
     scale = np.array([2.0, 0.25, 0.015, 1e-4])[:, None]
     for _ in range(2):
         factor = scale * (np.eye(4) + 1e-3 * rng.normal(size=(4, 4)))
-        each = LaneFilter(Polynomial(np.zeros(4), np.eye(4), 5.0, 40.0, np.zeros((4, 2))))
-        each.moved = factor @ factor.T
+        each = LaneFilter(Polynomial(np.zeros(4), np.eye(4), 5.0, 40.0, np.zeros((4, 3))))
+        each.moved[:4, :4] = factor @ factor.T
         filters.append(each)
     left, right = (each.by_angles[0] for each in polynomials(filters))
     assert np.linalg.norm(left - right) < 0.02 * np.linalg.norm(left)
 
 
 def test_what_frames_have_in_common_stays_uncertain_however_many_there_are() -> None:
-    by_angles = np.zeros((4, 2))
+    by_angles = np.zeros((4, 3))
     by_angles[1, 1] = math.radians(0.2)
     covariance = by_angles @ by_angles.T + np.diag([1e-4, 1e-6, 1e-10, 1e-14])
     detection = Polynomial(np.array([1.8, 0.0, 0.0, 0.0]), covariance, 4.0, 50.0, by_angles)
@@ -369,7 +388,7 @@ def test_no_detection_or_motion_ends_it_or_makes_a_deviation_that_is_none(seed: 
     sizes = np.array([0.1, 0.01, 1e-3, 1e-5])[:, None]
 
     def detection(scale: float) -> Polynomial:
-        apart, angles = rng.normal(size=(4, 4)) * sizes, rng.normal(size=(4, 2)) * sizes * scale
+        apart, angles = rng.normal(size=(4, 4)) * sizes, rng.normal(size=(4, 3)) * sizes * scale
         covariance = scale**2 * apart @ apart.T + angles @ angles.T
         least_m = rng.uniform(2, 20)
         mean = rng.normal(size=4) * sizes[:, 0]
