@@ -73,7 +73,8 @@ _CAPABILITY_MINOR = 76
 
 
 class NoDriver(Unavailable):
-    """The driver does not start; `code` is the result of cuInit, None without a driver."""
+    """The driver does not start, or is too old; `code` is the result of cuInit, None without a
+    driver."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)
@@ -87,9 +88,8 @@ class Libcuda:
         driver_version: the newest CUDA version that the driver supports: 12060 is 12.6.
 
     Raises:
-        NoDriver: no driver is installed, or the driver has no usable GPU; the text names the
-            remedy.
-        Unavailable: likewise, the driver is too old.
+        NoDriver: no driver is installed, the driver has no usable GPU, or the driver is too old;
+            the text names the remedy.
     """
 
     def __init__(self) -> None:
@@ -110,9 +110,10 @@ class Libcuda:
         self._library.cuDriverGetVersion(ctypes.byref(version))
         self.driver_version = version.value
         if self.driver_version < OLDEST_DRIVER:
-            raise Unavailable(
+            raise NoDriver(
                 f"the CUDA driver is too old: it speaks CUDA {version_text(self.driver_version)}, "
-                f"{version_text(OLDEST_DRIVER)} is needed; install a newer driver or JetPack"
+                f"{version_text(OLDEST_DRIVER)} is needed; install a newer driver or JetPack",
+                code,
             )
 
     def error_text(self, code: int) -> str:
@@ -275,10 +276,11 @@ class BareGpu:
 
 def driver_facts() -> dict[str, Any]:
     """Return what `doctor` shows of the driver: `init`, the result of cuInit for the user of this
-    process, `uid`; its `version` and its `devices`, or `error`; `missing` without a driver.
+    process, `uid`; its `version` and its `devices`, or `error`; `missing` without a driver. Of one
+    that is too old `init` is None.
 
     Raises:
-        Unavailable: the driver is too old, or fails after its start.
+        Unavailable: the driver fails after its start.
     """
     facts: dict[str, Any] = {"init": 0, "uid": os.geteuid()}
     try:
@@ -286,7 +288,7 @@ def driver_facts() -> dict[str, Any]:
     except NoDriver as error:
         if error.code is None:
             return {"missing": True, "error": str(error)}
-        return facts | {"init": error.code, "error": str(error)}
+        return facts | {"init": error.code or None, "error": str(error)}
     gpus = [BareGpu(index) for index in range(libcuda.device_count)]
     facts["version"] = version_text(libcuda.driver_version)
     facts["devices"] = [

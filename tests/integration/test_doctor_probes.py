@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 @pytest.fixture
 def start_driver(
     simulated_libcuda: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[int], None]:
-    """Has processes from then on find a driver whose cuInit returns what is given."""
+) -> Callable[..., None]:
+    """Has processes from then on find a driver whose cuInit returns what is given, and its
+    version."""
 
-    def start(init: int) -> None:
-        environment = simulated_libcuda.environment(f"init={init},driver=12060")
+    def start(init: int, version: int = 12060) -> None:
+        environment = simulated_libcuda.environment(f"init={init},driver={version}")
         for name in ("LD_LIBRARY_PATH", "EDGE_SIMULATED_CUDA"):
             monkeypatch.setenv(name, environment[name])
 
@@ -48,7 +49,7 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     return write
 
 
-def test_a_driver_tells_its_version_and_devices(start_driver: Callable[[int], None]) -> None:
+def test_a_driver_tells_its_version_and_devices(start_driver: Callable[..., None]) -> None:
     start_driver(0)
     assert run_probe(Probe("edge_server.board.doctor.probes:driver")).facts == {
         "init": 0,
@@ -65,11 +66,18 @@ def test_a_driver_tells_its_version_and_devices(start_driver: Callable[[int], No
     }
 
 
-def test_a_driver_that_does_not_start_tells_why(start_driver: Callable[[int], None]) -> None:
+def test_a_driver_that_does_not_start_tells_why(start_driver: Callable[..., None]) -> None:
     start_driver(100)
     says = run_probe(Probe("edge_server.board.doctor.probes:driver")).facts
     assert (says["init"], says["uid"]) == (100, os.geteuid())
     assert "cuInit returns 100 (no CUDA-capable device is detected)" in says["error"]
+
+
+def test_a_driver_that_is_too_old_does_not_start(start_driver: Callable[..., None]) -> None:
+    start_driver(0, 11020)
+    says = run_probe(Probe("edge_server.board.doctor.probes:driver")).facts
+    assert says["init"] is None
+    assert says["error"].startswith("the CUDA driver is too old: it speaks CUDA 11.2, ")
 
 
 _TENSORRT = """
@@ -86,7 +94,7 @@ class Runtime:
 
 @pytest.mark.parametrize(("init", "made"), [(0, True), (100, False)])
 def test_tensorrts_runtime_is_made_with_a_driver_only(
-    start_driver: Callable[[int], None],
+    start_driver: Callable[..., None],
     write_module: Callable[[str, str], None],
     tmp_path: Path,
     init: int,
