@@ -192,8 +192,11 @@ class InstancePool:
         """See `ExpectedWait.check`."""
         self.expected.check(request, ahead=ahead, running_s=self.running_s(now), now=now)
 
-    def give_back(self, instance: Instance) -> None:
-        self.expected.runs_s.append(time.monotonic() - self._started_at.pop(id(instance)))
+    def give_back(self, instance: Instance, *, teaches: bool = True) -> None:
+        """Args: teaches: how long it was lent counts in the forecast."""
+        lent_s = time.monotonic() - self._started_at.pop(id(instance))
+        if teaches:
+            self.expected.runs_s.append(lent_s)
         if self._limiter is not None:
             self._limiter.give_back(self._share_of[id(instance)])
         with self._lock:
@@ -304,11 +307,14 @@ def _pool_of(made: Sequence[_Made], limiter: RateLimiter | None, together: int =
 
 
 class DirectScheduler(Submits):
-    """Runs the model on the caller's own thread with an idle instance: no queue, no thread hop."""
+    """Runs the model on the caller's own thread with an idle instance: no queue, no thread hop.
 
-    def __init__(self, executor: Executor, pool: InstancePool) -> None:
+    Args: teaches: its runs count in the pool's forecast."""
+
+    def __init__(self, executor: Executor, pool: InstancePool, *, teaches: bool = True) -> None:
         self._executor = executor
         self._pool = pool
+        self._teaches = teaches
 
     def infer(self, request: InferRequest, snapshot: Snapshot) -> InferResponse:
         if self._executor.config.decoupled:
@@ -322,7 +328,7 @@ class DirectScheduler(Submits):
         try:
             return self._executor.infer(instance, job)
         finally:
-            self._pool.give_back(instance)
+            self._pool.give_back(instance, teaches=self._teaches)
 
     def submit(self, request: InferRequest, snapshot: Snapshot, respond: Respond) -> None:
         job = self._executor.job(request, snapshot, respond)
@@ -334,7 +340,7 @@ class DirectScheduler(Submits):
         try:
             self._executor.run(instance, (job,))
         finally:
-            self._pool.give_back(instance)
+            self._pool.give_back(instance, teaches=self._teaches)
 
     def _lend(self, request: InferRequest) -> Instance:
         return self._pool.take(

@@ -279,8 +279,8 @@ class DynamicBatchScheduler(Submits):
 
     def without_queue(self) -> DirectScheduler:
         """Return a scheduler of the same instances that runs each request by itself, at once; it
-        is not to be closed."""
-        return DirectScheduler(self._executor, self._pool)
+        is not to be closed. A model's first runs take long, and say nothing of a client's wait."""
+        return DirectScheduler(self._executor, self._pool, teaches=False)
 
     def drop_dead(self) -> bool:
         with self._work:
@@ -379,7 +379,7 @@ class DynamicBatchScheduler(Submits):
                 self._executor.run(instance, jobs)
         finally:
             if instance is not None:
-                self._pool.give_back(instance)
+                self._pool.give_back(instance, teaches=bool(jobs))
 
     def _wait_until_due(self) -> None:
         """Return when the batch at the head of the queue is due, or the queue is empty."""

@@ -439,7 +439,9 @@ def test_a_caller_that_would_be_served_too_late_is_refused_while_the_model_runs(
 ) -> None:
     served = serve()
     # A run takes an hour, as far as anybody knows.
-    runs_s = served.loaded.scheduler._pool.expected.runs_s  # type: ignore[attr-defined]  # this scheduler has it
+    scheduler = served.loaded.scheduler
+    assert isinstance(scheduler, DynamicBatchScheduler)
+    runs_s = scheduler._pool.expected.runs_s
     runs_s.append(3600.0)
     busy = served.submit(1)
     served.model.next_run()
@@ -453,6 +455,11 @@ def test_a_caller_that_would_be_served_too_late_is_refused_while_the_model_runs(
     assert served.model.next_run() == [3]
     assert (busy.value(), long_deadline.value()) == (1, 3)
     wait_until(lambda: len(runs_s) == 3, otherwise="each run tells how long one takes")
+    served.model.let_through(1)
+    with served.registry.lease() as snapshot:
+        first_run = InferRequest("m", {"a": Tensor(np.full((1, 2), 4, np.float32))})
+        scheduler.without_queue().infer(first_run, snapshot)
+    assert len(runs_s) == 3, "those of a model's validation do not"
     assert served.loaded.statistics.counts().failures[FailureReason.REJECTED] == 1
 
 
