@@ -153,6 +153,7 @@ def chosen_control(
             ModelTable(registry),
             Repositories(_paths(settings), PrivateCopies(private).copy),
             settings,
+            signatures=chosen_signatures(settings),
             completion=chosen_completion(settings, devices, python),
             camera_models=camera_models,
         ),
@@ -209,11 +210,12 @@ def following_control(
 ) -> PollControl:
     """Return the control that keeps `registry` like the repositories; see `chosen_control`."""
     paths = _paths(settings)
+    signatures = chosen_signatures(settings)
     store = ModelStore(
         store_directory(settings),
         most_bytes=settings.store_max_bytes,
         reserve_bytes=settings.disk_reserve_bytes,
-        signatures=chosen_signatures(settings),
+        signatures=signatures,
         repositories=paths,
     )
     deployments = Deployments(registry, store, paths)
@@ -225,6 +227,7 @@ def following_control(
             deployments,
             AcceptedCopies(deployments),
             settings,
+            signatures=signatures,
             completion=chosen_completion(settings, devices, python),
             camera_models=camera_models,
             terms=CanaryTerms(settings.probation_requests, settings.probation_s),
@@ -244,6 +247,7 @@ def _loader(
     source: ModelSource,
     settings: Repository,
     *,
+    signatures: SignaturePolicy,
     completion: Completion,
     camera_models: Collection[str],
     terms: CanaryTerms | None = None,
@@ -261,7 +265,7 @@ def _loader(
         completion=completion,
         load_threads=settings.load_threads,
         load_retries=settings.load_retries,
-        signatures=chosen_signatures(settings),
+        signatures=signatures,
         kept=camera_models,
     )
 
