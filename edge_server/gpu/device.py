@@ -95,9 +95,13 @@ class Libcuda:
     def __init__(self) -> None:
         try:
             self._library = ctypes.CDLL(_LIBRARY)
-        except OSError:
+        except OSError as error:
+            # One that it needs may be missing, or it may not be readable.
+            why = str(error)
+            if why.startswith(f"{_LIBRARY}: cannot open shared object file: No such file"):
+                why = f"{_LIBRARY} is not on this machine"
             raise NoDriver(
-                f"no CUDA driver: {_LIBRARY} is not on this machine; install NVIDIA's driver "
+                f"no CUDA driver: {why}; install NVIDIA's driver "
                 "(on a Jetson: apt install nvidia-l4t-cuda)"
             ) from None
         code: int = self._library.cuInit(0)

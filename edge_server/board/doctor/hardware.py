@@ -176,6 +176,9 @@ def driver(evidence: Evidence) -> Finding:
         and (facts.get("missing") or facts.get("init") == _NO_DEVICE)
     ):
         return ok(NO_GPU)
+    if "init" in facts and facts["init"] is None:
+        remedy = "use a newer JetPack" if board.is_jetson else "update NVIDIA's driver"
+        return fault(result.problem, remedy)
     found = result.problem or "it sees no device"
     return fault(f"CUDA's driver does not start: {found}", _driver_remedy(evidence))
 

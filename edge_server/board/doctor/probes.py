@@ -34,12 +34,14 @@ _SMART_TIMEOUT_MS = 2000
 _CUDARTS = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 _CUDART_DIRECTORIES = ("", "/usr/local/cuda/lib64/")
 
+# By name: what touches CUDA lies above this room. Here: the user of a probe may not read it.
+_gpu: Any = importlib.import_module("edge_server.gpu.device")
+
 
 def driver() -> Facts:
     """Report whether CUDA's driver starts for the user of this process, its version, and its
     devices."""
-    # By name: what touches CUDA lies above this room.
-    facts: Facts = importlib.import_module("edge_server.gpu.device").driver_facts()
+    facts: Facts = _gpu.driver_facts()
     return facts
 
 

@@ -380,6 +380,13 @@ def test_a_cuda_that_may_not_open_the_gpu_means_two_groups(orin: FakeBoard, code
     assert "dmesg" in finding.remedy
 
 
+def test_a_driver_that_is_too_old_is_to_be_replaced(orin: FakeBoard) -> None:
+    old = {"init": None, "uid": 990, "error": "the CUDA driver is too old"}
+    finding = told(evidence(orin, driver=old), "driver")
+    assert (finding.level, finding.found) == (FAULT, old["error"])
+    assert finding.remedy == "use a newer JetPack"
+
+
 def test_the_driver_is_asked_as_the_daemons_user(orin: FakeBoard) -> None:
     asked = {}
 
