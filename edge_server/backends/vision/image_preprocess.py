@@ -40,7 +40,6 @@ from __future__ import annotations
 import ctypes
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +57,9 @@ from edge_server.gpu.memory import (
     BufferPool,
     CudaArray,
     DeviceMemory,
-    StagingBuffer,
+    MappedMemory,
     UploadOnce,
+    pinned_array,
 )
 from edge_server.gpu.preprocess_kernel import (
     MAX_FRAMES,
@@ -313,14 +313,16 @@ def _tensor(array: CudaArray) -> Tensor:
 
 
 class FrameStaging:
-    """A ring of buffers, for one stream and one thread at a time. Where the device cannot read host
-    memory at full speed, frames are copied to it."""
+    """A ring of pinned buffers, for one stream and one thread at a time. Where the device cannot
+    read host memory at full speed, frames are copied to it."""
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self.copies = not (device.integrated and device.can_map_host_memory)
         self._device = device
         self._stream = stream
-        self._slots: list[_Slot] = [_Slot(GpuEvent(device)) for _ in range(SLOTS)]
+        self._slots = [_Slot(device) for _ in range(SLOTS)]
+        # One buffer is enough: the stream orders copies and kernels.
+        self._on_device: DeviceMemory | None = None
 
     def put(self, frames: Sequence[NDArray[np.uint8]]) -> int:
         """Stage `frames` one behind the other, which may be overwritten after the return; return
@@ -329,19 +331,17 @@ class FrameStaging:
         self._slots.append(slot := self._slots.pop(0))
         slot.read.wait()
         nbytes = sum(frame.nbytes for frame in frames)
-        staging = slot.staging
-        if staging is None or staging.nbytes < nbytes:
-            staging = StagingBuffer(self._device, nbytes, mapped=not self.copies, pinned=True)
-            slot.staging = staging
-        host = staging.host
-        assert host is not None  # noqa: S101 - it is pinned
+        host = slot.of(nbytes, mapped=not self.copies)
         begin = 0
         for frame in frames:
             host[begin : begin + frame.nbytes] = frame.reshape(-1)
             begin += frame.nbytes
-        if self.copies:
-            self._stream.to_device(staging, host[:nbytes])
-        return staging.pointer
+        if not self.copies:
+            return slot.pointer
+        if self._on_device is None or self._on_device.nbytes < nbytes:
+            self._on_device = DeviceMemory(self._device, nbytes)
+        self._stream.to_device(self._on_device, host)
+        return self._on_device.pointer
 
     def read(self) -> None:
         """Mark the slot of the last `put`: the stream has received all work that reads the slot."""
@@ -350,11 +350,23 @@ class FrameStaging:
     def close(self) -> None:
         """Free all slots; the stream must have finished with them."""
         self._slots.clear()
+        self._on_device = None
 
 
-@dataclass
 class _Slot:
-    """A buffer, and the event after which it may be overwritten."""
+    """Pinned memory, and the event after which it may be overwritten."""
 
-    read: GpuEvent
-    staging: StagingBuffer | None = None
+    def __init__(self, device: Device) -> None:
+        self.read = GpuEvent(device)
+        self.pointer = 0
+        self._device = device
+        self._host = np.empty(0, np.uint8)
+
+    def of(self, nbytes: int, *, mapped: bool) -> NDArray[np.uint8]:
+        if self._host.nbytes < nbytes:
+            if mapped:
+                memory = MappedMemory(self._device, (nbytes,), np.uint8)
+                self._host, self.pointer = memory.array, memory.pointer
+            else:
+                self._host = pinned_array(self._device, (nbytes,), np.uint8)
+        return self._host[:nbytes]
