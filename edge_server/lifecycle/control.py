@@ -218,7 +218,8 @@ def _line(name: str, failure: LoadFailure) -> str:
     if failure.model_spec is not None:
         version = failure.version or failure.model_spec.versions[-1]
         text += f"version {version} is at UNAVAILABLE state: "
-    status = _STATUS.get(type(failure.error), "Internal")
+    kinds = type(failure.error).__mro__
+    status = next((_STATUS[kind] for kind in kinds if kind in _STATUS), "Internal")
     error = str(failure.error)
     if failure.model_spec is not None:
         error = failure.model_spec.files.as_shown(error)

@@ -230,8 +230,10 @@ def _unpack(archive: Path, directory: Path, where: str) -> None:
         while process.poll() is None:
             require_wanted()
             if _room_bytes(directory) < 0:
-                # Space that comes and goes must not let it be written again and again.
-                raise _no_room(parent, where, room + room // 8)
+                # Space that comes and goes must not let it be written again and again; but what
+                # took it may be the files of others.
+                most = shutil.disk_usage(directory).total - floor_bytes(directory)
+                raise _no_room(parent, where, max(least, min(room + room // 8, most * 7 // 8)))
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_S)
         said.seek(0)
