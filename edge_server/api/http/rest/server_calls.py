@@ -113,7 +113,8 @@ def unload(api: RestApi, call: RestCall) -> Answer:
 def region_status(api: RestApi, call: RestCall) -> Answer:
     """Return all regions, or one."""
     request = pb.SystemSharedMemoryStatusRequest(name=call.region)
-    return as_json(list(_plain(api.calls.SystemSharedMemoryStatus(request))["regions"].values()))
+    regions = _plain(api.calls.SystemSharedMemoryStatus(request))["regions"]
+    return as_json([regions[name] for name in sorted(regions)])
 
 
 def register_region(api: RestApi, call: RestCall) -> Answer:
