@@ -92,7 +92,8 @@ class Reopening:
         is_first, looking = self._looking is None, self._looking or self._look()
         self._looking = looking
         if looking is None or not looking.done():
-            self._look_at = now + (_UNKNOWN_S if is_first else _until_next_s())
+            soon = is_first and looking is not None  # else there is no thread to look
+            self._look_at = now + (_UNKNOWN_S if soon else _until_next_s())
             return False
         self._looking, self._look_at = None, now + _until_next_s()
         was_away, self._away = self._away, not looking.result()

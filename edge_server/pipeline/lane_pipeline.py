@@ -406,7 +406,8 @@ class LanePipeline:
             self._silence.reason = None
         elif self._giving.acquire(blocking=False):
             try:
-                if self._silence.is_due(since, since + LONGEST_AGE_S, now):
+                is_owing = since == self._owing_since  # not given in the meantime
+                if is_owing and self._silence.is_due(since, since + LONGEST_AGE_S, now):
                     failure = f"model '{self.model}' has not responded for {now - since:.1f} s"
                     self._fail(f"model '{self.model}' does not respond", "model_failed")
                     self._give(self._without_lanes(failure, "model_failed"), None)
