@@ -384,7 +384,7 @@ def _size(width: str, height: str) -> tuple[int, int]:
 SHELLS = ("bash", "zsh", "fish")
 # Words for a value that is a path.
 PATHS = ("DIR", "FILE", "FOLDER", "PATH", "PICTURE", "PICTURES", "PNG", "KEY", "PUB", "SRC", "DST")
-_FLOAT = r"([-+]?(?:\d+\.?\d*|\.\d+))"
+_FLOAT = r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*"
 _POSITIVE = form(r"(0*[1-9]\d*)", int, "give a whole number, 1 or above")
 _WHOLE = form(r"(\d+)", int, "give a whole number, 0 or above")
 # How a value is read, or its choices, by the word for it or by its flag; others are texts.

@@ -145,7 +145,11 @@ def verify_plan(arguments: argparse.Namespace) -> int:
     """Print how far a plan is off; return the exit code."""
     found = verify(target_of(arguments), arguments.tolerance, arguments.samples)
     print("\n".join(found.lines))
-    return 0 if found.agrees else 1
+    if found.agrees:
+        return 0
+    differ = f"edge-server: {arguments.model}: the plan's outputs differ from the ONNX file's"
+    print(differ, file=sys.stderr)
+    return 1
 
 
 def require_onnx(target: Target) -> None:
