@@ -318,14 +318,15 @@ def test_a_camera_without_lanes_has_networks_alone(daemon: Process, broker: Mosq
     topics = Topics("truck-7")
     with listening(broker, "edge/v1/truck-7/#") as inbox:
         sign = heard(inbox, topics.network("rear", "signs"), lambda m: "detections" in m)
-        well = {"signs": {"state": "ok", "text": ""}}
-        status = heard(inbox, topics.camera_status("rear"), lambda m: m.get("networks") == well)
+        # The retained state may be the one before the camera's first frame.
+        well = {"state": "ok", "networks": {"signs": {"state": "ok", "text": ""}}}
+        status = heard(inbox, topics.camera_status("rear"), lambda m: well.items() <= m.items())
         heard(inbox, topics.status, lambda m: m.get("no_lanes") == [])
         inbox.wait_for(lambda each: each.topic == topics.lanes("road"))
         assert inbox.matching(lambda each: each.topic == topics.lanes("rear")) == []
     assert sign["detections"][0]["ground"]["x_m"] > 0
     assert sign["calib_id"]
-    assert (status["state"], "lanes" in status) == ("ok", False)
+    assert "lanes" not in status
     with grpc.insecure_channel(f"127.0.0.1:{daemon.port}") as channel:
         call = channel.stream_stream(
             "/edge.lanes.v1.LaneService/StreamLanes",
