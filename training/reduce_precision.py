@@ -24,7 +24,7 @@ from lane_training.roads import LONGEST_DRIVE_M, render_road, sample_road
 from edge_server.backends.tensorrt.plan_options import MADE_OF, precision_file, sha256_of
 from edge_server.lanes.decode import INPUT_WIDTH_PX
 from edge_server.tools.convert.steps.onnx_models import to_fp16, to_int8
-from edge_server.tools.convert.steps.step import Job
+from edge_server.tools.convert.steps.step import StepJob
 
 if TYPE_CHECKING:
     from edge_server.backends.tensorrt.plan_options import Precision
@@ -44,7 +44,7 @@ def main() -> int:
     network: Path = arguments.network
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made.onnx"
-        job = Job(progress=progress, source=str(network), target=str(made))
+        job = StepJob(progress=progress, source=str(network), target=str(made))
         to_fp16(job, keep=last_sum(network))
         put(made, network, "fp16")
         to_int8(

@@ -212,7 +212,7 @@ class ModelEntry:
 
 
 class Snapshot:
-    """All model entries at one moment. Immutable; safe to read from any thread.
+    """All model entries at one moment. Immutable but for `leases`; safe to read from any thread.
 
     Attributes:
         models: the loaded ones.

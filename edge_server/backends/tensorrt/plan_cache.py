@@ -194,7 +194,8 @@ def ensure_plan(
     has cached, if it fits."""
     if (found := cache.find(order)) is not None:
         return found, False
-    plan, (onnx, options, facts, model) = cache.place(order), order
+    plan = cache.place(order)
+    onnx, options, facts, model = order
     if not retry:
         check_not_failed(plan, model)
     with build_lock(lambda: on_event(Step("waiting for another build"))):

@@ -194,9 +194,8 @@ LEAVE_FREE_BYTES = 256 << 20
 
 def build(job: BuildJob, on_event: OnEvent, memory_limit_bytes: int = 0) -> PlanBuilt:
     """Build a plan; takes minutes. `on_event` is called with each event of the process, on this
-    thread. Raises EdgeServerError: what the process reported; Cancelled
-    where it was asked to end; Unavailable where the board's memory fell below
-    `LEAVE_FREE_BYTES`."""
+    thread. Raises EdgeServerError: what the process reported; Cancelled where it was asked to end;
+    Unavailable where the board's memory fell below `LEAVE_FREE_BYTES`."""
 
     def watch() -> None:
         free_bytes = read_memory(Path("/")).available_bytes

@@ -216,7 +216,9 @@ class GpuPreprocess:
 
     def _on_device(self, table: NDArray[Any]) -> DeviceMemory:
         memory = DeviceMemory(self._device, table.nbytes)
-        self._stream.to_device(memory, np.ascontiguousarray(table))
+        contiguous = np.ascontiguousarray(table)
+        self._stream.to_device(memory, contiguous)
+        self._stream.synchronize()  # `contiguous` is read until then
         return memory
 
     def _image(self, request: ExecuteRequest) -> CudaArray | NDArray[np.uint8]:

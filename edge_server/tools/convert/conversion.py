@@ -57,7 +57,7 @@ def run_step(
 
     Args:
         step: the module and the function.
-        job: the fields of its `Job`.
+        job: the fields of its `StepJob`.
         options: its further arguments, which JSON can carry.
         verbose: show what the framework prints.
 

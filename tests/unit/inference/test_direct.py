@@ -13,6 +13,7 @@ from support.waiting import TIMEOUT_S
 
 from edge_server.backends.contract import TensorModel
 from edge_server.errors import InternalError, Unavailable
+from edge_server.inference.direct import DirectScheduler
 from edge_server.inference.registry import ModelEntry, ModelState, Snapshot
 from edge_server.inference.scheduling import Scheduling
 from edge_server.requests import InferRequest
@@ -86,7 +87,9 @@ def test_a_caller_that_would_be_served_too_late_is_refused_while_the_model_runs(
 
     snapshot = snapshot_of(TensorModel(run))
     # A run takes an hour, as far as anybody knows.
-    runs_s = snapshot.find("m").scheduler._pool.expected.runs_s  # type: ignore[attr-defined]  # this scheduler has it
+    scheduler = snapshot.find("m").scheduler
+    assert isinstance(scheduler, DirectScheduler)
+    runs_s = scheduler._pool.expected.runs_s
     runs_s.append(3600.0)
     busy = threading.Thread(target=snapshot.infer, args=(InferRequest("m", {"a": VALUE}),))
     busy.start()

@@ -184,7 +184,7 @@ def test_random_inputs_have_two_sizes_of_batch_and_every_type(tmp_path: Path) ->
         tensor("d", -1, 2, datatype=samples.TEXT),
         tensor("e", datatype="bool"),
     ]
-    job = samples.Job(
+    job = samples.StepJob(
         progress=print, source="", samples=str(tmp_path), count=2, seed=1, sizes={"c": [-1, 7]}
     )
     job.write_inputs(tensors)

@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from edge_server.errors import InvalidRequest
 
-from .step import Arrays, Job, TensorInfo, info, recorded_samples
+from .step import Arrays, StepJob, TensorInfo, info, recorded_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ _LARGEST_BYTES = (1 << 31) - 1
 _INT8_OPTIONS = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False}
 
 
-def take(job: Job) -> dict[str, Any]:
+def take(job: StepJob) -> dict[str, Any]:
     """Check the ONNX file, copy it, and run it on the samples."""
     job.progress("checking the ONNX file")
     _check(job.source)
@@ -53,7 +53,7 @@ def take(job: Job) -> dict[str, Any]:
     return {}
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: StepJob) -> dict[str, Any]:
     """Check the ONNX file and run it on the samples; return its interface."""
     _check(job.source)
     session = _session(job.source)
@@ -62,7 +62,7 @@ def run(job: Job) -> dict[str, Any]:
     return {"inputs": inputs, "outputs": outputs}
 
 
-def simplify(job: Job) -> dict[str, Any]:
+def simplify(job: StepJob) -> dict[str, Any]:
     import onnxsim  # noqa: PLC0415 - the other steps do without it
 
     job.progress("simplifying")
@@ -78,7 +78,7 @@ def simplify(job: Job) -> dict[str, Any]:
     }
 
 
-def to_fp16(job: Job, *, keep: Sequence[str] = ()) -> dict[str, Any]:
+def to_fp16(job: StepJob, *, keep: Sequence[str] = ()) -> dict[str, Any]:
     """Write the network in half precision; its inputs and outputs keep their types.
 
     Args:
@@ -101,7 +101,7 @@ def to_fp16(job: Job, *, keep: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def to_int8(
-    job: Job,
+    job: StepJob,
     *,
     operators: Sequence[str],
     calibration: Sequence[str],

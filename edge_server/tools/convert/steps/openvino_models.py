@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .step import Arrays, Job, TensorInfo, info
+from .step import Arrays, StepJob, TensorInfo, info
 
 # As soon as it is imported, OpenVINO sends usage data to its vendor and writes to HOME, unless this
 # is missing; None hides a module.
@@ -15,7 +15,7 @@ sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 import openvino as ov  # noqa: E402
 
 
-def from_onnx(job: Job, *, half: bool) -> dict[str, Any]:
+def from_onnx(job: StepJob, *, half: bool) -> dict[str, Any]:
     """Write the ONNX file as .xml, with the weights beside it, .bin.
 
     Args:
@@ -27,7 +27,7 @@ def from_onnx(job: Job, *, half: bool) -> dict[str, Any]:
     return {"command": command}
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: StepJob) -> dict[str, Any]:
     """Run the model on the samples; return its interface."""
     compiled = ov.Core().compile_model(job.source, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     inputs = [_info(port) for port in compiled.inputs]

@@ -10,12 +10,12 @@ from paddle import inference
 
 from edge_server.errors import InvalidRequest
 
-from .step import Arrays, Job, TensorInfo, info, run_command_line
+from .step import Arrays, StepJob, TensorInfo, info, run_command_line
 
 _OPSET = "17"
 
 
-def to_onnx(job: Job) -> dict[str, Any]:
+def to_onnx(job: StepJob) -> dict[str, Any]:
     """Write a Paddle program (.json or .pdmodel, beside its .pdiparams) as ONNX."""
     job.progress("loading the Paddle model")
     program = Path(job.source)

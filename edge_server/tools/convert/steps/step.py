@@ -45,11 +45,11 @@ def run(
     job: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> object:
-    """Return the result of a module's function of this package, for the `Job` of these fields."""
+    """Return the result of a module's function here, for the `StepJob` of these fields."""
     module, function = step
     try:
         found = importlib.import_module(f".{module}", __package__)
-        return getattr(found, function)(Job(progress=progress, **job), **options)
+        return getattr(found, function)(StepJob(progress=progress, **job), **options)
     except InvalidRequest:
         raise
     except BaseException as error:  # noqa: BLE001 - reported to the process that waits for it
@@ -77,7 +77,7 @@ Arrays = dict[str, "NDArray[Any]"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class StepJob:
     """What a step makes of what; each reads what concerns its format.
 
     Attributes:
@@ -167,7 +167,7 @@ def info(name: str, dtype: Any, shape: Sequence[Any]) -> TensorInfo:
 
 
 def read(folder: str | Path, which: str, index: int) -> dict[str, NDArray[Any]]:
-    """Return the arrays of one file that a `Job` wrote."""
+    """Return the arrays of one file that a `StepJob` wrote."""
     with np.load(Path(folder) / f"{which}-{index}.npz", allow_pickle=False) as arrays:
         return {key.partition(".")[2]: arrays[key] for key in arrays.files}
 

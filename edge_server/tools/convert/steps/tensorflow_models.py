@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from edge_server.errors import InvalidRequest
 
-from .step import Arrays, Job, TensorInfo, info, run_command_line
+from .step import Arrays, StepJob, TensorInfo, info, run_command_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ _OPSET = "17"
 _NO_OUTPUTS = ("NoOp", "Assert", "Assign", "Const", "Placeholder")
 
 
-def keras_to_onnx(job: Job) -> dict[str, Any]:
+def keras_to_onnx(job: StepJob) -> dict[str, Any]:
     """Write a Keras model (.keras, .h5) as ONNX, by way of a SavedModel: tf2onnx does not know the
     loops of recurrent layers in a frozen graph."""
     model = _keras(job)
@@ -42,7 +42,7 @@ def keras_to_onnx(job: Job) -> dict[str, Any]:
     return {}
 
 
-def keras_to_graphdef(job: Job) -> Interface:
+def keras_to_graphdef(job: StepJob) -> Interface:
     """Write a Keras model as a frozen graph."""
     model = _keras(job)
     specs = [
@@ -61,12 +61,12 @@ def keras_to_graphdef(job: Job) -> Interface:
     return _freeze(job, function, [each.name for each in specs], names)
 
 
-def saved_model_to_onnx(job: Job) -> dict[str, Any]:
+def saved_model_to_onnx(job: StepJob) -> dict[str, Any]:
     """Write a SavedModel as ONNX."""
     return _saved_to_onnx(job, {})
 
 
-def _saved_to_onnx(job: Job, names: Mapping[str, str]) -> dict[str, Any]:
+def _saved_to_onnx(job: StepJob, names: Mapping[str, str]) -> dict[str, Any]:
     """Write a SavedModel as ONNX; `names` are other names of its outputs."""
     name, function, loaded = _signature(job)
     inputs, _ = _signature_interface(function)
@@ -84,7 +84,7 @@ def _saved_to_onnx(job: Job, names: Mapping[str, str]) -> dict[str, Any]:
     return _tf2onnx(job, "--saved-model", "{source}", "--signature_def", name, *renamed)
 
 
-def saved_model_to_graphdef(job: Job) -> Interface:
+def saved_model_to_graphdef(job: StepJob) -> Interface:
     """Write a SavedModel as a frozen graph."""
     _, function, loaded = _signature(job)
     if hasattr(loaded, "prune"):  # it is TensorFlow 1's, whose variables no function holds
@@ -105,14 +105,14 @@ def saved_model_to_graphdef(job: Job) -> Interface:
     return done
 
 
-def graphdef_to_onnx(job: Job) -> dict[str, Any]:
+def graphdef_to_onnx(job: StepJob) -> dict[str, Any]:
     """Write a frozen graph as ONNX; without names of `outputs`, those that no other node reads."""
     graph, interface = _graph(job.source, job.outputs)
     job.run_source(interface["inputs"], _runner(graph, interface))
     return _graph_to_onnx(job, interface)
 
 
-def _graph_to_onnx(job: Job, interface: Interface) -> dict[str, Any]:
+def _graph_to_onnx(job: StepJob, interface: Interface) -> dict[str, Any]:
     command = ["--graphdef", "{source}"]
     for which, tensors in interface.items():
         names = [each["name"] for each in tensors]
@@ -121,7 +121,7 @@ def _graph_to_onnx(job: Job, interface: Interface) -> dict[str, Any]:
     return _tf2onnx(job, *command)
 
 
-def _saved_by_tensorflow_1(job: Job) -> Interface:
+def _saved_by_tensorflow_1(job: StepJob) -> Interface:
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
         loaded = tf.compat.v1.saved_model.load(session, ["serve"], job.source)
         chosen = loaded.signature_def[job.signature or "serving_default"]
@@ -130,7 +130,7 @@ def _saved_by_tensorflow_1(job: Job) -> Interface:
         return _freeze_session(job, session, inputs, outputs)
 
 
-def checkpoint_to_onnx(job: Job) -> dict[str, Any]:
+def checkpoint_to_onnx(job: StepJob) -> dict[str, Any]:
     """Write TensorFlow 1's checkpoint as ONNX, by way of a frozen graph."""
     frozen = str(Path(job.samples) / "frozen.graphdef")
     interface = checkpoint_to_graphdef(replace(job, target=frozen))
@@ -138,7 +138,7 @@ def checkpoint_to_onnx(job: Job) -> dict[str, Any]:
     return {}
 
 
-def checkpoint_to_graphdef(job: Job) -> Interface:
+def checkpoint_to_graphdef(job: StepJob) -> Interface:
     """Write TensorFlow 1's checkpoint (.meta, its data beside it) as a frozen graph; without names
     of `outputs`, those that no other node reads."""
     source = job.source
@@ -159,7 +159,7 @@ def checkpoint_to_graphdef(job: Job) -> Interface:
 
 
 def _freeze_session(
-    job: Job, session: Any, inputs: Mapping[str, str], outputs: Mapping[str, str]
+    job: StepJob, session: Any, inputs: Mapping[str, str], outputs: Mapping[str, str]
 ) -> Interface:
     """Write the graph of a session as a frozen graph.
 
@@ -210,7 +210,7 @@ def _with_names(graph: Any, names: Mapping[str, str]) -> Any:
     return graph
 
 
-def run_graphdef(job: Job) -> Interface:
+def run_graphdef(job: StepJob) -> Interface:
     """Run the frozen graph on the samples; return its interface."""
     first = np.load(Path(job.samples) / "source-0.npz").files
     graph, interface = _graph(job.source, [name.partition(".")[2] for name in first])
@@ -218,7 +218,7 @@ def run_graphdef(job: Job) -> Interface:
     return interface
 
 
-def _keras(job: Job) -> Any:
+def _keras(job: StepJob) -> Any:
     import keras  # noqa: PLC0415 - takes seconds, and a frozen graph needs none
 
     source = job.source
@@ -258,7 +258,7 @@ def _node_name(name: str, otherwise: str) -> str:
     return plain if plain and all(c.isalnum() or c in "_.-" for c in plain) else otherwise
 
 
-def _signature(job: Job) -> tuple[str, Any, Any]:
+def _signature(job: StepJob) -> tuple[str, Any, Any]:
     """Return the name of the chosen signature, its function, and what must outlive that."""
     job.progress("loading the SavedModel")
     loaded = tf.saved_model.load(job.source)
@@ -280,7 +280,7 @@ def _signature_interface(function: Any) -> tuple[list[TensorInfo], list[TensorIn
     )
 
 
-def _freeze(job: Job, function: Any, wanted: Sequence[str], names: Sequence[str]) -> Interface:
+def _freeze(job: StepJob, function: Any, wanted: Sequence[str], names: Sequence[str]) -> Interface:
     """Write a function as a frozen graph, whose inputs are `wanted` and whose outputs `names`."""
     from tensorflow.python.framework.convert_to_constants import (  # noqa: PLC0415 - other steps do without it
         convert_variables_to_constants_v2,
@@ -366,7 +366,7 @@ def _fed(array: NDArray[Any]) -> NDArray[Any]:
     return np.array([*texts, None], object)[:-1].reshape(array.shape)
 
 
-def _tf2onnx(job: Job, *words: str) -> dict[str, Any]:
+def _tf2onnx(job: StepJob, *words: str) -> dict[str, Any]:
     """Run tf2onnx's own command line in this process."""
     from tf2onnx.convert import main  # noqa: PLC0415 - loads TensorFlow's own converters
 

@@ -20,7 +20,7 @@ import torch
 
 from edge_server.errors import InvalidRequest
 
-from .step import Arrays, Job, TensorInfo, info
+from .step import Arrays, StepJob, TensorInfo, info
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _STATE_KEYS = ("state_dict", "model_state_dict", "model")
 _MOST_KEYS = 5
 
 
-def script_to_onnx(job: Job) -> dict[str, Any]:
+def script_to_onnx(job: StepJob) -> dict[str, Any]:
     """Write a TorchScript file as ONNX."""
     job.progress("loading the TorchScript file")
     try:
@@ -43,7 +43,7 @@ def script_to_onnx(job: Job) -> dict[str, Any]:
     return _to_onnx(job, module, names, dynamo=False)
 
 
-def module_to_onnx(job: Job) -> dict[str, Any]:
+def module_to_onnx(job: StepJob) -> dict[str, Any]:
     """Write a pickled module as ONNX. Loading it runs whatever code the pickle names."""
     source = job.source
     job.progress("loading the module")
@@ -66,7 +66,7 @@ def module_to_onnx(job: Job) -> dict[str, Any]:
     return _module(job, module)
 
 
-def weights_to_onnx(job: Job) -> dict[str, Any]:
+def weights_to_onnx(job: StepJob) -> dict[str, Any]:
     """Write a checkpoint of the class `job.module` as ONNX.
 
     The checkpoint is read without running code from it: the state alone, or a dictionary that has
@@ -154,7 +154,7 @@ def _misfits(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     )
 
 
-def program_to_onnx(job: Job) -> dict[str, Any]:
+def program_to_onnx(job: StepJob) -> dict[str, Any]:
     """Write what torch.export.save has written as ONNX."""
     job.progress("loading the program")
     try:
@@ -180,13 +180,15 @@ def program_to_onnx(job: Job) -> dict[str, Any]:
     return {}
 
 
-def _module(job: Job, module: Any) -> dict[str, Any]:
+def _module(job: StepJob, module: Any) -> dict[str, Any]:
     parameters = inspect.signature(module.forward).parameters.values()
     names = [each.name for each in parameters if each.default is each.empty]
     return _to_onnx(job, module.eval(), names, dynamo=True)
 
 
-def _to_onnx(job: Job, module: Any, parameters: Sequence[str], *, dynamo: bool) -> dict[str, Any]:
+def _to_onnx(
+    job: StepJob, module: Any, parameters: Sequence[str], *, dynamo: bool
+) -> dict[str, Any]:
     """Write `module`, whose inputs are `parameters`."""
     inputs = _inputs(job.source, parameters, job.inputs)
     names = [each["name"] for each in inputs]
@@ -222,7 +224,7 @@ def _to_onnx(job: Job, module: Any, parameters: Sequence[str], *, dynamo: bool) 
     return {}
 
 
-def _run(job: Job, module: Any, inputs: Sequence[TensorInfo]) -> list[str]:
+def _run(job: StepJob, module: Any, inputs: Sequence[TensorInfo]) -> list[str]:
     """Run the source on the samples; return the names of its outputs."""
     names = list(job.outputs)
 
