@@ -363,6 +363,13 @@ def test_tritons_client_uses_shared_memory(server: Server) -> None:
             client.register_system_shared_memory("http", key, 24)
             status = client.get_system_shared_memory_status()
             assert status == [{"name": "http", "key": key, "offset": 0, "byte_size": 24}]
+            others = [f"also {n}" for n in range(5)]
+            for name in reversed(others):
+                client.register_system_shared_memory(name, key, 8)
+            names = [each["name"] for each in client.get_system_shared_memory_status()]
+            assert names == [*others, "http"]
+            for name in others:
+                client.unregister_system_shared_memory(name)
             given = triton.InferInput("A", [2], "FP32")
             given.set_shared_memory("http", 8)
             wanted = triton.InferRequestedOutput("SUM")

@@ -252,6 +252,19 @@ def test_where_models_must_be_signed_a_start_with_another_is_refused(
     assert "model echo: READY" not in done.stderr
 
 
+def test_an_unsigned_model_is_warned_of_once(
+    tmp_path: Path, models: Path, start: Callable[..., Any]
+) -> None:
+    public = make_keys(tmp_path / "key")
+    settings = tmp_path / "config.toml"
+    settings.write_text(
+        f'[repository]\npaths = ["{models}"]\nmode = "poll"\nstore = "{tmp_path / "store"}"\n'
+        f'signatures = "warn"\nsignature_keys = ["{public}"]\nexit_on_error = false\n'
+    )
+    process = start(f"--config={settings}")
+    assert process.log.read_text().count("model echo: is not signed") == 1
+
+
 def test_where_models_must_be_signed_nothing_else_is_loaded_on_request(
     tmp_path: Path,
     models: Path,

@@ -103,3 +103,11 @@ def test_a_device_that_is_plugged_in_again_is_seen(tmp_path: Path) -> None:
     assert camera.never_back()
     device.touch()
     assert camera.is_back()
+
+
+def test_without_a_thread_it_is_looked_for_a_few_times_a_second() -> None:
+    camera = Reopening(1e9, 1e9, lambda: None)
+    camera.lose(0.0, 0.0)
+    for now in (0.0, 10.0, 20.0):
+        assert not camera.is_due(now)
+        assert camera.wait_s(now) > 0.1
